@@ -1,5 +1,9 @@
 //! The words that all parts of Layercake share.
 
 pub mod auth;
+pub mod endpoint;
+pub mod error;
 pub mod ids;
+pub mod replica;
+pub mod wire;
 pub mod version;

@@ -1,0 +1,17 @@
+//! Compiles the `.proto` files with a compiler written in Rust, so that no `protoc` is needed.
+
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // `proto` is a link to the repository's folder, so that the packaged crate holds the files too.
+    let root = Path::new("proto");
+    let files = ["layercake/v1/common.proto", "layercake/v1/master.proto"];
+    for file in files {
+        println!("cargo:rerun-if-changed={}", root.join(file).display());
+    }
+    let descriptors = protox::compile(files, [root])?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! The generated gRPC messages.
+//!
+//! They stay at the edge: everything behind a connection speaks the domain types of this crate.
+
+#![expect(
+    missing_docs,
+    unused_qualifications,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code; the .proto files are its documentation"
+)]
+
+tonic::include_proto!("layercake.v1");
