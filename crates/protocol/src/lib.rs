@@ -3,7 +3,10 @@
 pub mod auth;
 pub mod endpoint;
 pub mod error;
+pub mod fingerprint;
 pub mod ids;
+pub mod key;
+pub mod range;
 pub mod replica;
 pub mod wire;
 pub mod version;
