@@ -1,6 +1,7 @@
 //! The words that all parts of Layercake share.
 
 pub mod auth;
+pub mod convert;
 pub mod endpoint;
 pub mod error;
 pub mod fingerprint;
