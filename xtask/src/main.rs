@@ -1,1 +1,51 @@
-fn main() {}
+//! `cargo xtask …`: what contributors and the public CI run.
+//!
+//! Every command is a plain sequence of cargo calls and checks that can be run by hand as well; each
+//! prints what it is about to do, and ends with a non-zero code at the first thing that fails.
+
+mod bench;
+mod contracts;
+mod demo;
+mod edges;
+mod large;
+mod lint;
+mod run;
+mod test;
+mod tidy;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Build, test and release commands of Layercake"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run all tests: unit, integration, real processes, documentation examples
+    Test(test::Options),
+    /// Build and run the sample workload from end to end (under a minute once built)
+    Demo(demo::Options),
+    /// Formatting, clippy, documentation, dependency arrows, contracts and tidiness
+    Lint,
+    /// Run the criterion benches, beside memcpy and raw sockets measured in the same run
+    Bench(bench::Options),
+    /// Huge batches and values of several GiB, in release mode; too heavy for CI
+    Large(large::Options),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Test(options) => test::run(&options),
+        Command::Demo(options) => demo::run(&options),
+        Command::Lint => lint::run(),
+        Command::Bench(options) => bench::run(&options),
+        Command::Large(options) => large::run(&options),
+    }
+}
