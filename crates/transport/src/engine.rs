@@ -1,0 +1,224 @@
+//! The engine: owner of memory, threads and transports, and the place where a transport is chosen.
+//!
+//! A handle is cheap to clone. The last one to go, or [`Engine::shutdown`], stops the threads; what
+//! is in flight then ends with [`PieceError::ShutDown`]. The choice for a batch is: the same engine,
+//! local; the same host and both serve it, shm; else tcp; always within what the configuration
+//! allows. A back end that finds that it can't serve a peer hands the pieces back, and the next one
+//! takes them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_protocol::ids::MemoryKind;
+
+use crate::backend::{Backend, Context, Router};
+use crate::batch::Batch;
+use crate::config::{EngineConfig, TransportKind};
+use crate::endpoint::{Endpoint, HostId};
+use crate::error::{Error, PieceError};
+use crate::job::{Job, PieceSet};
+use crate::memory::{Access, AllocateOptions, HostBuffer, Memory, Registry};
+use crate::stats::{Stats, StatsTable};
+use crate::transfer::Transfer;
+
+/// A transfer engine. See the module's and the crate's text.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    core: Arc<Core>,
+}
+
+/// What back ends may come back to; it does not keep the engine alive.
+struct Core {
+    context: Arc<Context>,
+    endpoint: Endpoint,
+    backends: Vec<Arc<dyn Backend>>,
+}
+
+impl Core {
+    fn backend(&self, kind: TransportKind) -> Option<&Arc<dyn Backend>> {
+        self.backends.iter().find(|backend| backend.kind() == kind)
+    }
+
+    /// The best transport for a peer, among those less preferred than `after`.
+    fn choose(&self, peer: &Endpoint, after: Option<TransportKind>) -> Option<&Arc<dyn Backend>> {
+        let reaches = |kind: TransportKind| match kind {
+            TransportKind::Local => peer.engine == self.endpoint.engine,
+            TransportKind::Shm => {
+                peer.engine != self.endpoint.engine
+                    && peer.host == self.endpoint.host
+                    && peer.shm.is_some()
+            }
+            TransportKind::Tcp => !peer.tcp.is_empty(),
+            TransportKind::Mock => true,
+        };
+        TransportKind::ALL
+            .into_iter()
+            .filter(|kind| after.is_none_or(|after| *kind > after) && reaches(*kind))
+            .find_map(|kind| self.backend(kind))
+    }
+
+    fn route(&self, job: Arc<Job>, pieces: PieceSet, after: Option<TransportKind>) {
+        match self.choose(job.peer(), after) {
+            Some(backend) => {
+                job.set_transport(backend.kind());
+                backend.submit(job, pieces);
+            }
+            None => job.fail(&pieces, PieceError::NoTransport),
+        }
+    }
+}
+
+impl Router for Core {
+    fn fall_back(&self, job: Arc<Job>, pieces: PieceSet, from: TransportKind) {
+        self.route(job, pieces, Some(from));
+    }
+}
+
+impl Engine {
+    /// Starts an engine. Its threads run and its listeners are bound when this returns.
+    pub fn start(config: EngineConfig) -> Result<Self, Error> {
+        config.validate()?;
+        let context = Arc::new(Context {
+            config,
+            engine: layercake_protocol::ids::EngineId::draw(),
+            host: HostId::current(),
+            registry: Arc::new(Registry::new()),
+            stats: Arc::new(StatsTable::default()),
+            router: std::sync::OnceLock::new(),
+        });
+        let backends: Vec<Arc<dyn Backend>> = Vec::new();
+        let endpoint = Endpoint {
+            engine: context.engine,
+            tcp: String::new(),
+            host: context.host,
+            shm: None,
+            pid: std::process::id(),
+        };
+        let core = Arc::new(Core {
+            context,
+            endpoint,
+            backends,
+        });
+        let router: Arc<dyn Router> = Arc::clone(&core) as Arc<dyn Router>;
+        let first = core.context.router.set(Arc::downgrade(&router)).is_ok();
+        debug_assert!(first, "an engine has one router");
+        Ok(Self {
+            inner: Arc::new(Inner { core }),
+        })
+    }
+
+    /// What a peer needs to reach this engine.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.inner.core.endpoint
+    }
+
+    /// Allocates and registers memory that peers on this host can map.
+    pub fn allocate(&self, len: u64, options: AllocateOptions) -> Result<Memory, Error> {
+        let registry = &self.inner.core.context.registry;
+        Ok(Memory::new(
+            registry.allocate(len, options)?,
+            Arc::clone(registry),
+        ))
+    }
+
+    /// Registers a buffer and owns it from here on.
+    pub fn register(&self, buffer: HostBuffer, access: Access) -> Result<Memory, Error> {
+        let registry = &self.inner.core.context.registry;
+        Ok(Memory::new(
+            registry.register(buffer, access)?,
+            Arc::clone(registry),
+        ))
+    }
+
+    /// Registers memory by address.
+    ///
+    /// # Safety
+    ///
+    /// The `len` bytes at `addr` must be valid for reads and writes until [`Memory::unregister`]
+    /// returned `Ok`, and the program must bear peers reading and writing there as `access` allows.
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for memory that the engine does not own"
+    )]
+    pub unsafe fn register_raw(
+        &self,
+        addr: usize,
+        len: u64,
+        kind: MemoryKind,
+        access: Access,
+    ) -> Result<Memory, Error> {
+        let registry = &self.inner.core.context.registry;
+        Ok(Memory::new(
+            registry.register_foreign(addr, len, kind, access)?,
+            Arc::clone(registry),
+        ))
+    }
+
+    /// Starts moving a batch. Never blocks, and never refuses for size: what does not fit into
+    /// flight waits inside.
+    pub fn submit(&self, batch: Batch) -> Transfer {
+        let context = &self.inner.core.context;
+        let mut batch = batch;
+        batch.checksum &= context.config.checksums;
+        let job = Job::new(
+            batch,
+            context.config.deadlines.transfer,
+            Arc::clone(&context.stats),
+        );
+        if !job.is_done() {
+            self.inner.core.route(Arc::clone(&job), PieceSet::All, None);
+        }
+        Transfer::new(job)
+    }
+
+    /// The transport that a batch to this peer would take now.
+    pub fn transport_to(&self, peer: &Endpoint) -> Option<TransportKind> {
+        self.inner
+            .core
+            .choose(peer, None)
+            .map(|backend| backend.kind())
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        let context = &self.inner.core.context;
+        context.stats.snapshot(context.registry.len())
+    }
+
+    /// Stops the threads. Transfers in flight end with [`PieceError::ShutDown`].
+    pub fn shutdown(&self, deadline: Duration) {
+        self.inner.shutdown(deadline);
+    }
+}
+
+impl Inner {
+    fn shutdown(&self, deadline: Duration) {
+        let start = Instant::now();
+        let until = start.checked_add(deadline).unwrap_or(start);
+        for backend in &self.core.backends {
+            backend.shutdown(until);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shutdown(DROP_DEADLINE);
+    }
+}
+
+/// How long the last handle waits for the threads.
+const DROP_DEADLINE: Duration = Duration::from_secs(5);
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("endpoint", self.endpoint())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,373 @@
+//! A batch under way, shared by the back end that moves it and the handles that wait for it.
+//!
+//! Each piece has a slot of its own that goes from pending to one final value, once; the last one to
+//! do so completes the job. A back end calls [`Job::finish`] only when no byte of that piece can move
+//! any more, and for every piece that it was given: that is all it owes. Slots are atomics, so pieces
+//! of one job may end on any thread without a lock.
+//!
+//! The regions of local slices are pinned from creation to completion: unregistering waits for them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::batch::{Batch, Direction, Piece};
+use crate::config::TransportKind;
+use crate::endpoint::Endpoint;
+use crate::error::PieceError;
+use crate::memory::RegionPin;
+use crate::stats::{StatsTable, nanos};
+use crate::transfer::{Outcome, PieceDone};
+
+/// What a back end offers to a thread that waits for one of its jobs.
+pub(crate) trait WaitHelper: Send + Sync {
+    /// Does some of the job's work on the calling thread, no longer than `until`. Returns whether
+    /// calling again may help; if not, the thread sleeps until the job is done.
+    fn help(&self, job: &Job, until: Option<Instant>) -> bool;
+}
+
+/// Which pieces of a job a back end is given.
+#[derive(Clone, Debug)]
+pub(crate) enum PieceSet {
+    All,
+    /// Indices, ascending.
+    Some(Vec<u32>),
+}
+
+pub(crate) struct Job {
+    batch: Batch,
+    submitted: Instant,
+    deadline: Instant,
+    slots: Box<[AtomicU64]>,
+    remaining: AtomicUsize,
+    /// [`TransportKind::index`] of what carries it, or [`NO_TRANSPORT`].
+    transport: AtomicU8,
+    cancelled: AtomicBool,
+    /// Nanoseconds from submission to the first byte; 0 is "not yet".
+    started: AtomicU64,
+    copy_nanos: AtomicU64,
+    stats: Arc<StatsTable>,
+    helper: OnceLock<Arc<dyn WaitHelper>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    done: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    pins: Vec<RegionPin>,
+    wakers: Vec<Waker>,
+}
+
+const NO_TRANSPORT: u8 = u8::MAX;
+
+/// A slot: the low half is the checksum, the high half says what it is.
+mod slot {
+    use super::{PieceDone, PieceError};
+
+    pub(super) const PENDING: u64 = 0;
+    const DONE: u64 = 1 << 32;
+    const DONE_WITH_CRC: u64 = 2 << 32;
+    const FAILED: u64 = 3 << 32;
+
+    pub(super) fn encode(result: Result<PieceDone, PieceError>) -> u64 {
+        match result {
+            Ok(PieceDone { crc32c: None }) => DONE,
+            Ok(PieceDone { crc32c: Some(crc) }) => DONE_WITH_CRC | u64::from(crc),
+            Err(error) => FAILED | u64::from(error.code()),
+        }
+    }
+
+    pub(super) fn decode(slot: u64) -> Option<Result<PieceDone, PieceError>> {
+        let low = slot & u64::from(u32::MAX);
+        match slot & !u64::from(u32::MAX) {
+            DONE => Some(Ok(PieceDone { crc32c: None })),
+            DONE_WITH_CRC => Some(Ok(PieceDone {
+                crc32c: u32::try_from(low).ok(),
+            })),
+            FAILED => u8::try_from(low)
+                .ok()
+                .and_then(PieceError::from_code)
+                .map(Err),
+            _ => None,
+        }
+    }
+}
+
+impl Job {
+    /// Takes a batch in. Pieces that can't start (lengths differ, local memory withdrawn) and pieces
+    /// of zero bytes are terminal at once.
+    pub(crate) fn new(
+        batch: Batch,
+        default_deadline: Duration,
+        stats: Arc<StatsTable>,
+    ) -> Arc<Self> {
+        let submitted = Instant::now();
+        let allowed = batch.deadline.unwrap_or(default_deadline);
+        let deadline = submitted
+            .checked_add(allowed)
+            .unwrap_or_else(|| submitted + FAR);
+        let mut pins: Vec<RegionPin> = Vec::new();
+        let mut early: Vec<(usize, Result<PieceDone, PieceError>)> = Vec::new();
+        for (index, piece) in batch.pieces.iter().enumerate() {
+            if piece.local.len() != piece.remote.len {
+                early.push((index, Err(PieceError::LengthMismatch)));
+            } else if !piece.local.pin_into(&mut pins) {
+                early.push((index, Err(PieceError::LocalInvalid)));
+            } else if piece.remote.len == 0 {
+                let crc32c = batch.checksum.then_some(0);
+                early.push((index, Ok(PieceDone { crc32c })));
+            }
+        }
+        let count = batch.pieces.len();
+        let job = Arc::new(Self {
+            batch,
+            submitted,
+            deadline,
+            slots: (0..count).map(|_| AtomicU64::new(slot::PENDING)).collect(),
+            remaining: AtomicUsize::new(count),
+            transport: AtomicU8::new(NO_TRANSPORT),
+            cancelled: AtomicBool::new(false),
+            started: AtomicU64::new(0),
+            copy_nanos: AtomicU64::new(0),
+            stats,
+            helper: OnceLock::new(),
+            state: Mutex::new(State {
+                pins,
+                wakers: Vec::new(),
+            }),
+            changed: Condvar::new(),
+            done: AtomicBool::new(false),
+        });
+        if count == 0 {
+            job.complete();
+        }
+        for (index, result) in early {
+            job.finish(index, result);
+        }
+        job
+    }
+
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.batch.pieces
+    }
+
+    pub(crate) fn peer(&self) -> &Arc<Endpoint> {
+        &self.batch.peer
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        self.batch.direction
+    }
+
+    pub(crate) fn wants_checksum(&self) -> bool {
+        self.batch.checksum
+    }
+
+    /// When the transfer as a whole has to be over.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Why pieces that were not sent yet must not be, if so.
+    pub(crate) fn stop_reason(&self, now: Instant) -> Option<PieceError> {
+        if self.is_cancelled() {
+            Some(PieceError::Cancelled)
+        } else if now >= self.deadline {
+            Some(PieceError::Timeout)
+        } else {
+            None
+        }
+    }
+
+    /// Notes what carries the job from here on.
+    pub(crate) fn set_transport(&self, kind: TransportKind) {
+        let index = u8::try_from(kind.index()).unwrap_or(NO_TRANSPORT);
+        self.transport.store(index, Ordering::Relaxed);
+    }
+
+    /// Lets waiting threads take part. The first helper stays.
+    pub(crate) fn set_helper(&self, helper: Arc<dyn WaitHelper>) {
+        // A second back end of the same job has its own threads: it does without.
+        let _already_set = self.helper.set(helper);
+    }
+
+    /// Notes that the first byte is about to move; later calls change nothing.
+    pub(crate) fn mark_started(&self) {
+        if self.started.load(Ordering::Relaxed) == 0 {
+            let waited = nanos(self.submitted.elapsed()).max(1);
+            let _lost_race =
+                self.started
+                    .compare_exchange(0, waited, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds time that a thread spent moving the job's bytes.
+    pub(crate) fn add_copy_time(&self, time: Duration) {
+        self.copy_nanos.fetch_add(nanos(time), Ordering::Relaxed);
+    }
+
+    /// Whether the piece has its result.
+    pub(crate) fn is_terminal(&self, index: usize) -> bool {
+        self.slots
+            .get(index)
+            .is_none_or(|slot| slot.load(Ordering::Acquire) != slot::PENDING)
+    }
+
+    /// The pieces of `set` that are not terminal.
+    pub(crate) fn pending<'a>(&'a self, set: &'a PieceSet) -> impl Iterator<Item = usize> + 'a {
+        let (all, some) = match set {
+            PieceSet::All => (0..self.slots.len(), &[][..]),
+            PieceSet::Some(indices) => (0..0, indices.as_slice()),
+        };
+        let some = some.iter().filter_map(|index| usize::try_from(*index).ok());
+        all.chain(some).filter(|index| !self.is_terminal(*index))
+    }
+
+    /// Gives a piece its result. No byte of it may move afterwards. The first result stays.
+    pub(crate) fn finish(&self, index: usize, result: Result<PieceDone, PieceError>) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let value = slot::encode(result);
+        let set = slot.compare_exchange(slot::PENDING, value, Ordering::AcqRel, Ordering::Acquire);
+        if set.is_ok() && self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.complete();
+        }
+    }
+
+    /// Fails those pieces of `set` that have no result yet.
+    pub(crate) fn fail(&self, set: &PieceSet, error: PieceError) {
+        for index in self.pending(set) {
+            self.finish(index, Err(error));
+        }
+    }
+
+    fn complete(&self) {
+        self.record();
+        let wakers = {
+            let mut state = self.state.lock();
+            drop(std::mem::take(&mut state.pins));
+            self.done.store(true, Ordering::Release);
+            std::mem::take(&mut state.wakers)
+        };
+        self.changed.notify_all();
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
+    fn record(&self) {
+        let mut ok = (0, 0);
+        let mut failed: Vec<(PieceError, u64)> = Vec::new();
+        for (slot, piece) in self.slots.iter().zip(self.pieces()) {
+            match slot::decode(slot.load(Ordering::Acquire)) {
+                Some(Ok(_)) => ok = (ok.0 + 1, ok.1 + piece.remote.len),
+                Some(Err(error)) => match failed.iter_mut().find(|(known, _)| *known == error) {
+                    Some((_, count)) => *count += 1,
+                    None => failed.push((error, 1)),
+                },
+                None => {}
+            }
+        }
+        let Some(kind) = self.transport() else {
+            for (error, count) in failed {
+                self.stats.add_unrouted(error, count);
+            }
+            return;
+        };
+        let counters = self.stats.operation(kind, self.direction());
+        counters.add_pieces(ok.0, ok.1);
+        for (error, count) in failed {
+            counters.add_error(error, count);
+        }
+        let total = self.submitted.elapsed();
+        let queue = match self.started.load(Ordering::Relaxed) {
+            0 => total,
+            started => Duration::from_nanos(started),
+        };
+        let copy = Duration::from_nanos(self.copy_nanos.load(Ordering::Relaxed));
+        counters.add_batch(queue, total.saturating_sub(queue), copy);
+    }
+
+    fn transport(&self) -> Option<TransportKind> {
+        let index = self.transport.load(Ordering::Relaxed);
+        TransportKind::ALL.get(usize::from(index)).copied()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// The results; meaningful once the job is done.
+    pub(crate) fn outcome(&self) -> Outcome {
+        let result = |slot: &AtomicU64| {
+            slot::decode(slot.load(Ordering::Acquire)).unwrap_or(Err(PieceError::Timeout))
+        };
+        Outcome {
+            transport: self.transport(),
+            pieces: self.slots.iter().map(result).collect(),
+        }
+    }
+
+    /// Waits until the job is done or `until` has passed; says whether it is done.
+    pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
+        if let Some(helper) = self.helper.get() {
+            while !self.is_done() && until.is_none_or(|until| Instant::now() < until) {
+                if !helper.help(self, until) {
+                    break;
+                }
+            }
+        }
+        let mut state = self.state.lock();
+        while !self.is_done() {
+            match until {
+                None => self.changed.wait(&mut state),
+                Some(until) => {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.is_done()
+    }
+
+    /// Whether the job is done; if not, `waker` is woken when it is.
+    pub(crate) fn poll_done(&self, waker: &Waker) -> bool {
+        let mut state = self.state.lock();
+        if self.is_done() {
+            return true;
+        }
+        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+        }
+        false
+    }
+}
+
+/// Stands in for a deadline that the clock can't represent.
+const FAR: Duration = Duration::from_secs(3600 * 24 * 365);
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("peer", &self.batch.peer.engine)
+            .field("direction", &self.direction())
+            .field("pieces", &self.slots.len())
+            .field("remaining", &self.remaining.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! This side of a piece: bytes in this process.
+
+use layercake_protocol::ids::RegionId;
+
+use super::{Memory, RegionPin};
+
+/// Bytes in this process that a batch reads or writes. Keeps registered memory alive.
+#[derive(Clone, Debug)]
+pub struct LocalSlice {
+    place: Place,
+    len: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Registered { memory: Memory, offset: u64 },
+    Raw { addr: usize },
+}
+
+impl LocalSlice {
+    pub(super) fn new(memory: Memory, offset: u64, len: u64) -> Self {
+        Self {
+            place: Place::Registered { memory, offset },
+            len,
+        }
+    }
+
+    /// Bytes that are not registered.
+    ///
+    /// # Safety
+    ///
+    /// The `len` bytes at `addr` must be valid for reads (a writing batch) or for reads and writes
+    /// (a reading one) until every transfer that was given this slice or a clone of it has resolved,
+    /// and must not be accessed in a way that conflicts with that.
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for memory that the engine does not own"
+    )]
+    pub unsafe fn from_raw(addr: usize, len: u64) -> Self {
+        Self {
+            place: Place::Raw { addr },
+            len,
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The region it lies in, if registered.
+    pub fn region(&self) -> Option<RegionId> {
+        match &self.place {
+            Place::Registered { memory, .. } => Some(memory.id()),
+            Place::Raw { .. } => None,
+        }
+    }
+
+    /// First address. Valid for `len` bytes: registered ranges were checked when the slice was made.
+    pub(crate) fn addr(&self) -> usize {
+        match &self.place {
+            Place::Registered { memory, offset } => {
+                memory.addr()
+                    + usize::try_from(*offset).expect("an offset inside mapped memory fits")
+            }
+            Place::Raw { addr } => *addr,
+        }
+    }
+
+    /// Pins the region. `false` if it was withdrawn. Neighbouring pieces of one region share a pin.
+    pub(crate) fn pin_into(&self, pins: &mut Vec<RegionPin>) -> bool {
+        let Place::Registered { memory, .. } = &self.place else {
+            return true;
+        };
+        if pins.last().is_some_and(|pin| pin.id() == memory.id()) {
+            return true;
+        }
+        match memory.entry().pin() {
+            Some(pin) => {
+                pins.push(pin);
+                true
+            }
+            None => false,
+        }
+    }
+}
