@@ -1,13 +1,16 @@
 //! The words that all parts of Layercake share.
 
 pub mod auth;
+pub mod command;
 pub mod convert;
 pub mod endpoint;
 pub mod error;
 pub mod fingerprint;
+pub mod header;
 pub mod ids;
 pub mod key;
 pub mod range;
 pub mod replica;
+pub mod report;
 pub mod wire;
 pub mod version;

@@ -14,11 +14,14 @@
 //! - `objects`: who asks, keys, replicas, reservations, object references.
 //! - `refusals`: refusals, alone and per key.
 //! - `answers`: the composite answers of a get or put start, and presence lists.
+//! - `commands`: fences and dropped sessions; `reports`: what tools ask for.
 
 mod answers;
+mod commands;
 mod members;
 mod objects;
 mod refusals;
+mod reports;
 
 pub use answers::{GetStartAnswer, PutStartAnswer, decode_presences, encode_presences};
 pub use objects::Context;
