@@ -64,12 +64,20 @@ impl<'a> Source<'a> {
     /// `len` bytes at `start` are mapped and readable for all of `'a`, and no `&mut` to them is used
     /// during a copy.
     pub(crate) const unsafe fn new(start: *const u8, len: usize) -> Self {
-        Self { start, len, mapped: PhantomData }
+        Self {
+            start,
+            len,
+            mapped: PhantomData,
+        }
     }
 
     /// The bytes of a slice, which nobody writes while it is borrowed.
     pub(crate) const fn from_slice(bytes: &'a [u8]) -> Self {
-        Self { start: bytes.as_ptr(), len: bytes.len(), mapped: PhantomData }
+        Self {
+            start: bytes.as_ptr(),
+            len: bytes.len(),
+            mapped: PhantomData,
+        }
     }
 
     /// Length in bytes.
@@ -99,12 +107,20 @@ impl<'a> Target<'a> {
     /// `len` bytes at `start` are mapped and writable for all of `'a`, and no reference to them is used
     /// during a copy.
     pub(crate) const unsafe fn new(start: *mut u8, len: usize) -> Self {
-        Self { start, len, mapped: PhantomData }
+        Self {
+            start,
+            len,
+            mapped: PhantomData,
+        }
     }
 
     /// The bytes of a slice, which nobody else touches while it is borrowed.
     pub(crate) const fn from_slice(bytes: &'a mut [u8]) -> Self {
-        Self { start: bytes.as_mut_ptr(), len: bytes.len(), mapped: PhantomData }
+        Self {
+            start: bytes.as_mut_ptr(),
+            len: bytes.len(),
+            mapped: PhantomData,
+        }
     }
 
     /// Length in bytes.
@@ -128,7 +144,11 @@ impl<'a> Target<'a> {
 
     /// The same bytes, to copy from.
     pub(crate) const fn as_source(&self) -> Source<'a> {
-        Source { start: self.start, len: self.len, mapped: PhantomData }
+        Source {
+            start: self.start,
+            len: self.len,
+            mapped: PhantomData,
+        }
     }
 }
 
@@ -147,7 +167,10 @@ pub(crate) fn fence_after() {
 /// # Panics
 /// If the lengths differ: both come from one piece, whose lengths were compared.
 pub(crate) fn copy(target: Target<'_>, source: Source<'_>) {
-    assert_eq!(target.len, source.len, "both ends of a copy have one length");
+    assert_eq!(
+        target.len, source.len,
+        "both ends of a copy have one length"
+    );
     // SAFETY: the spans' makers proved both ranges mapped; the lengths were just compared.
     unsafe { copy_raw(target.start, source.start, source.len) }
 }
@@ -157,7 +180,10 @@ pub(crate) fn copy(target: Target<'_>, source: Source<'_>) {
 /// # Panics
 /// If the lengths differ, as [`copy`].
 pub(crate) fn copy_crc(target: Target<'_>, source: Source<'_>, crc: u32) -> u32 {
-    assert_eq!(target.len, source.len, "both ends of a copy have one length");
+    assert_eq!(
+        target.len, source.len,
+        "both ends of a copy have one length"
+    );
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if fold::is_supported() {
         // SAFETY: as in `copy`, and the processor was asked.
@@ -243,7 +269,13 @@ unsafe fn copy_raw(target: *mut u8, source: *const u8, len: usize) {
         }
     }
     // SAFETY: the rest of the same ranges.
-    unsafe { copy_volatile(target.wrapping_add(blocks), source.wrapping_add(blocks), len - blocks) }
+    unsafe {
+        copy_volatile(
+            target.wrapping_add(blocks),
+            source.wrapping_add(blocks),
+            len - blocks,
+        )
+    }
 }
 
 /// # Safety
@@ -256,9 +288,10 @@ unsafe fn copy_raw(target: *mut u8, source: *const u8, len: usize) {
 
 /// # Safety
 /// `len` bytes are mapped readable at `source` and writable at `target`.
-#[cfg_attr(
-    all(target_arch = "x86_64", not(miri)),
-    expect(dead_code, reason = "the portable routine, tested everywhere")
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "words begin where both addresses are aligned"
 )]
 unsafe fn copy_volatile(target: *mut u8, source: *const u8, len: usize) {
     const WORD: usize = size_of::<usize>();
@@ -272,16 +305,28 @@ unsafe fn copy_volatile(target: *mut u8, source: *const u8, len: usize) {
             // SAFETY: inside the range, and aligned after the head.
             let word = unsafe { source.wrapping_add(done).cast::<usize>().read_volatile() };
             // SAFETY: as above; the target has the same alignment.
-            unsafe { target.wrapping_add(done).cast::<usize>().write_volatile(word) };
+            unsafe {
+                target
+                    .wrapping_add(done)
+                    .cast::<usize>()
+                    .write_volatile(word);
+            };
             done += WORD;
         }
     }
     // SAFETY: the rest of the same ranges.
-    unsafe { copy_bytes(target.wrapping_add(done), source.wrapping_add(done), len - done) }
+    unsafe {
+        copy_bytes(
+            target.wrapping_add(done),
+            source.wrapping_add(done),
+            len - done,
+        );
+    }
 }
 
 /// # Safety
 /// `len` bytes are mapped readable at `source` and writable at `target`.
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
 unsafe fn copy_bytes(target: *mut u8, source: *const u8, len: usize) {
     for i in 0..len {
         // SAFETY: inside the range.

@@ -44,8 +44,9 @@ const fn power(n: u32) -> u64 {
 /// What moves the two halves of a 128-bit lane on by [`STEP`] bytes. The first bytes of a lane are its
 /// higher powers, 64 above the others.
 static FOLD: [u64; 2] = {
-    let bits = 8 * STEP as u32;
-    [power(bits + 64 - 1), power(bits - 1)]
+    const BITS: u32 = 1024;
+    assert!(BITS as usize == 8 * STEP);
+    [power(BITS + 64 - 1), power(BITS - 1)]
 };
 
 /// Whether this processor has what the loops below use.

@@ -9,7 +9,9 @@ use super::*;
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     let mut state = u64::from(seed) + 1;
     std::iter::repeat_with(|| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         state.to_le_bytes()[7]
     })
     .take(len)
@@ -17,7 +19,12 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 fn lengths() -> impl Strategy<Value = usize> {
-    prop_oneof![0..700_usize, 4000..4200_usize, 32_000..34_000_usize, Just(100_000)]
+    prop_oneof![
+        0..700_usize,
+        4000..4200_usize,
+        32_000..34_000_usize,
+        Just(100_000)
+    ]
 }
 
 proptest! {
