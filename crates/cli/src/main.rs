@@ -1,1 +1,3 @@
+//! The `layercake` command.
+mod config;
 fn main() {}
