@@ -42,7 +42,10 @@ pub enum KeyError {
         valid_up_to: usize,
     },
     /// The tenant's name is empty or too long.
-    #[error("a tenant's name of {len} bytes: 1 to {} bytes are accepted", Tenant::MAX_LEN)]
+    #[error(
+        "a tenant's name of {len} bytes: 1 to {} bytes are accepted",
+        Tenant::MAX_LEN
+    )]
     TenantLength {
         /// Its length in bytes.
         len: usize,

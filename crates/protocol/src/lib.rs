@@ -1,6 +1,7 @@
 //! The words that all parts of Layercake share.
 
 pub mod auth;
+pub mod code;
 pub mod command;
 pub mod convert;
 pub mod endpoint;
@@ -9,6 +10,7 @@ pub mod fingerprint;
 pub mod header;
 pub mod ids;
 pub mod key;
+pub mod layout;
 pub mod range;
 pub mod replica;
 pub mod report;

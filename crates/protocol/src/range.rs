@@ -99,10 +99,7 @@ impl ByteRange {
 
     /// Whether the two share a byte.
     pub const fn overlaps(self, other: Self) -> bool {
-        self.start < other.end
-            && other.start < self.end
-            && !self.is_empty()
-            && !other.is_empty()
+        self.start < other.end && other.start < self.end && !self.is_empty() && !other.is_empty()
     }
 
     /// The bytes in both; `None` if there is none.

@@ -50,7 +50,7 @@ impl ObjectHeader {
         if need > has {
             return Err(HeaderError::NoRoom { need, has });
         }
-        if has > MAX_HEADER_LEN || has % HEADER_ALIGN != 0 {
+        if has > MAX_HEADER_LEN || !has.is_multiple_of(HEADER_ALIGN) {
             return Err(malformed("length", has as u64));
         }
         if self.payload_len == 0 {
@@ -123,11 +123,7 @@ impl ObjectHeader {
         }
         let rows_at = head.spec.rows_at();
         let body_end = rows_at + head.spec.rows * ROW_LEN;
-        check_crc(
-            "names and rows",
-            head.body_crc,
-            &bytes[HEAD_LEN..body_end],
-        )?;
+        check_crc("names and rows", head.body_crc, &bytes[HEAD_LEN..body_end])?;
 
         let (tenant, rest) = bytes[HEAD_LEN..rows_at].split_at(head.spec.tenant_len);
         let (key, rest) = rest.split_at(head.spec.key_len);
@@ -138,8 +134,8 @@ impl ObjectHeader {
             .ok_or(malformed("tenant's length or text", tenant.len() as u64))?;
         let key = ObjectKey::from_utf8(key)
             .map_err(|_| malformed("key's length or text", key.len() as u64))?;
-        let group = str::from_utf8(group)
-            .map_err(|e| malformed("group's text", e.valid_up_to() as u64))?;
+        let group =
+            str::from_utf8(group).map_err(|e| malformed("group's text", e.valid_up_to() as u64))?;
         let rows = bytes[rows_at..body_end]
             .chunks_exact(ROW_LEN)
             .map(decode_row)
@@ -263,7 +259,7 @@ impl Head {
         }
         let len = header_len as usize;
         if len > MAX_HEADER_LEN
-            || len % HEADER_ALIGN != 0
+            || !len.is_multiple_of(HEADER_ALIGN)
             || len < spec.rows_at() + rows * ROW_LEN
         {
             return Err(malformed("length", header_len.into()));

@@ -142,7 +142,9 @@ pub enum HeaderError {
         found: u16,
     },
     /// A checksum does not fit: the header was read while it was written, or its writer died.
-    #[error("the header is torn: the checksum of its {part} is {found:#010x}, not {expected:#010x}")]
+    #[error(
+        "the header is torn: the checksum of its {part} is {found:#010x}, not {expected:#010x}"
+    )]
     Torn {
         /// `head`, or `names and rows`.
         part: &'static str,
@@ -204,7 +206,7 @@ pub enum HeaderError {
         found: u64,
     },
     /// Another deployment wrote the object: its bytes mean something else.
-    #[error("the object's fingerprint is {}, not {expected}", fingerprint_text(.found))]
+    #[error("the object's fingerprint is {}, not {expected}", fingerprint_text(*.found))]
     WrongFingerprint {
         /// The fingerprint wanted.
         expected: Fingerprint,
@@ -219,7 +221,7 @@ pub enum HeaderError {
     },
 }
 
-fn fingerprint_text(found: &Option<Fingerprint>) -> String {
+fn fingerprint_text(found: Option<Fingerprint>) -> String {
     found.map_or_else(|| "missing".to_owned(), |f| f.to_string())
 }
 
@@ -250,7 +252,11 @@ impl HeaderSpec {
             }
         }
         let len = (self.rows_at() + self.rows * ROW_LEN).next_multiple_of(HEADER_ALIGN);
-        Ok(u32::try_from(len).expect("the limits above keep it under the greatest header length"))
+        u32::try_from(len).map_err(|_| HeaderError::TooLong {
+            field: "length",
+            len,
+            max: MAX_HEADER_LEN,
+        })
     }
 
     /// How many rows a header of `header_len` bytes with these names holds; `rows` doesn't count.
@@ -264,8 +270,7 @@ impl HeaderSpec {
     /// The rows that a header gets whose writer did not ask for a number: one for every 256 KiB of
     /// payload, at least 8, at most 4,096.
     pub fn default_rows(payload_len: u64) -> usize {
-        let rows = payload_len.div_ceil(256 << 10).clamp(8, 4096);
-        usize::try_from(rows).expect("clamped to 4,096")
+        usize::try_from(payload_len.div_ceil(256 << 10)).map_or(4096, |rows| rows.clamp(8, 4096))
     }
 
     /// Offset of the first row.

@@ -92,7 +92,7 @@ impl ReadPlan {
     pub fn new(rows: &[Row], wanted: &[ByteRange]) -> Self {
         let mut plan = Self::default();
         let links = links(rows, wanted);
-        let mut chain_of_row: Vec<(usize, usize)> = Vec::new();
+        let mut chains: Vec<(usize, Vec<usize>)> = Vec::new();
         for (index, &want) in wanted.iter().enumerate() {
             let mut at = want.start();
             for row in overlapping(rows, want) {
@@ -117,25 +117,21 @@ impl ReadPlan {
                     });
                     continue;
                 }
-                let known = chain_of_row.iter().find(|(r, _)| *r == row);
-                match known.map(|&(_, check)| &mut plan.checks[check].made_of) {
-                    Some(MadeOf::Pieces(pieces)) => pieces.push(piece),
-                    _ => {
-                        chain_of_row.push((row, plan.checks.len()));
-                        plan.checks.push(Check {
-                            range,
-                            crc32c,
-                            made_of: MadeOf::Pieces(vec![piece]),
-                        });
-                    }
+                match chains.iter_mut().find(|(of, _)| *of == row) {
+                    Some((_, chain)) => chain.push(piece),
+                    None => chains.push((row, vec![piece])),
                 }
             }
             plan.push(index, want, at, want.end());
         }
-        for (_, check) in chain_of_row {
-            if let MadeOf::Pieces(chain) = &mut plan.checks[check].made_of {
-                chain.sort_unstable_by_key(|&piece| plan.pieces[piece].range);
-            }
+        for (row, mut chain) in chains {
+            chain.sort_unstable_by_key(|&piece| plan.pieces[piece].range);
+            let Row { range, crc32c } = rows[row];
+            plan.checks.extend(crc32c.map(|crc32c| Check {
+                range,
+                crc32c,
+                made_of: MadeOf::Pieces(chain),
+            }));
         }
         plan
     }

@@ -141,8 +141,8 @@ impl WrittenRanges {
                 .entries
                 .partition_point(|e| e.range.end() <= range.start()),
         };
-        let after = first
-            + self.entries[first..].partition_point(|e| e.range.start() < range.end());
+        let after =
+            first + self.entries[first..].partition_point(|e| e.range.start() < range.end());
         let left = self.entries[first..after]
             .first()
             .and_then(|e| Some((e.range.split_at(range.start())?.0, e.sum)));
