@@ -136,25 +136,26 @@ impl GetStartAnswer {
     }
 }
 
-impl From<PutStartAnswer> for wire::PutStartResponse {
-    fn from(answer: PutStartAnswer) -> Self {
+// By reference: the master keeps the answer, to repeat it after a broken connection.
+impl From<&PutStartAnswer> for wire::PutStartResponse {
+    fn from(answer: &PutStartAnswer) -> Self {
         let details = encode_details(&answer.results);
         let results = answer
             .results
-            .into_iter()
+            .iter()
             .map(|result| {
-                let refusal = encode_result(&result);
-                result.map_or_else(
-                    |_| wire::PutStarted {
+                let refusal = encode_result(result);
+                match result {
+                    Err(_) => wire::PutStarted {
                         refusal,
                         ..Default::default()
                     },
-                    |put| wire::PutStarted {
+                    Ok(put) => wire::PutStarted {
                         refusal,
                         generation: put.generation.0,
-                        replicas: encode_replicas(put.replicas),
+                        replicas: put.replicas.iter().copied().map(Into::into).collect(),
                     },
-                )
+                }
             })
             .collect();
         Self {

@@ -14,16 +14,22 @@
 //! - `objects`: who asks, keys, replicas, reservations, object references.
 //! - `refusals`: refusals, alone and per key.
 //! - `answers`: the composite answers of a get or put start, and presence lists.
+//! - `connection`: message sizes, tickets, and whole calls that are refused.
 //! - `commands`: fences and dropped sessions; `reports`: what tools ask for.
 
 mod answers;
 mod commands;
+mod connection;
 mod members;
 mod objects;
 mod refusals;
 mod reports;
 
 pub use answers::{GetStartAnswer, PutStartAnswer, decode_presences, encode_presences};
+pub use connection::{
+    MAX_KEYS_PER_REQUEST, MAX_MESSAGE_BYTES, TICKET_METADATA, Ticket, decode_status, decode_ticket,
+    encode_ticket,
+};
 pub use objects::Context;
 pub use refusals::{decode_key_results, decode_refusals, encode_key_results, encode_refusals};
 
