@@ -1,0 +1,254 @@
+//! What an operator can set about the state machine, and what is accepted.
+
+use std::time::Duration;
+
+use layercake_protocol::ids::{Epoch, Generation};
+use thiserror::Error;
+
+/// Rules and sizes of a [`State`](super::State). [`validate`](Self::validate) says what is accepted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateConfig {
+    /// How long a read or a first probe protects an object (S5).
+    pub lease: Duration,
+    /// Probes alone extend a lease to at most this many times its length, counted from the first.
+    pub probe_lease_factor: u32,
+    /// Share of the pool's bytes in use above which eviction starts, over 0 and at most 1.
+    pub high_watermark: f64,
+    /// Share of the pool's bytes that one round of eviction frees beyond the watermark.
+    pub eviction_ratio: f64,
+    /// A member that is not heard of for this long is gone.
+    pub client_ttl: Duration,
+    /// A put that is not finished after this long may be taken over by whoever wants the key.
+    pub discard_after: Duration,
+    /// A put that is not finished after this long is dropped even if nobody wants its key.
+    pub release_after: Duration,
+    /// Life of a soft pin that names none; reads renew it.
+    pub soft_pin_ttl: Duration,
+    /// Whether soft-pinned objects go when nothing else is left.
+    pub evict_soft_pinned: bool,
+    /// Parts of the object table, each with a lock of its own: a power of two, at most 4,096.
+    pub shards: usize,
+    /// The first reservation's number. Above everything an earlier master gave out.
+    pub first_generation: Generation,
+    /// The first epoch drawn. Above everything an earlier master gave out.
+    pub first_epoch: Epoch,
+    /// Makes the random choices of placement repeatable.
+    pub seed: u64,
+}
+
+impl Default for StateConfig {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(10),
+            probe_lease_factor: 3,
+            high_watermark: 0.90,
+            eviction_ratio: 0.05,
+            client_ttl: Duration::from_secs(10),
+            discard_after: Duration::from_secs(30),
+            release_after: Duration::from_secs(600),
+            soft_pin_ttl: Duration::from_secs(30 * 60),
+            evict_soft_pinned: true,
+            shards: 64,
+            first_generation: Generation(1),
+            first_epoch: Epoch(1),
+            seed: 0,
+        }
+    }
+}
+
+/// A setting that the state machine can't work with.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("{setting} = {value}: {accepted}")]
+pub struct ConfigError {
+    /// The setting's name.
+    pub setting: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is accepted.
+    pub accepted: &'static str,
+}
+
+/// The longest time that a setting may name: a century, so that sums stay inside a [`Moment`](super::Moment).
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+
+impl StateConfig {
+    /// Checks every setting; the first that is not accepted is the error.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let refuse = |setting, value: String, accepted| {
+            Err(ConfigError {
+                setting,
+                value,
+                accepted,
+            })
+        };
+        for (setting, value) in [
+            ("lease", self.lease),
+            ("client_ttl", self.client_ttl),
+            ("discard_after", self.discard_after),
+            ("release_after", self.release_after),
+            ("soft_pin_ttl", self.soft_pin_ttl),
+        ] {
+            if value.is_zero() || value > LONGEST {
+                let accepted = "a time over zero and up to a century";
+                return refuse(setting, format!("{value:?}"), accepted);
+            }
+        }
+        if self.release_after < self.discard_after {
+            return refuse(
+                "release_after",
+                format!("{:?}", self.release_after),
+                "at least discard_after",
+            );
+        }
+        if self.probe_lease_factor == 0 {
+            return refuse("probe_lease_factor", "0".into(), "1 or more");
+        }
+        if !(self.high_watermark > 0.0 && self.high_watermark <= 1.0) {
+            return refuse(
+                "high_watermark",
+                self.high_watermark.to_string(),
+                "over 0 and at most 1",
+            );
+        }
+        if !(self.eviction_ratio > 0.0 && self.eviction_ratio <= 1.0) {
+            return refuse(
+                "eviction_ratio",
+                self.eviction_ratio.to_string(),
+                "over 0 and at most 1",
+            );
+        }
+        if !self.shards.is_power_of_two() || self.shards > 4096 {
+            return refuse(
+                "shards",
+                self.shards.to_string(),
+                "a power of two from 1 to 4096",
+            );
+        }
+        if self.first_generation == Generation::NONE {
+            return refuse("first_generation", "0".into(), "1 or more");
+        }
+        if self.first_epoch == Epoch::UNSET {
+            return refuse("first_epoch", "0".into(), "1 or more");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_accepted() {
+        assert_eq!(StateConfig::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn every_bad_setting_is_refused_by_name() {
+        let base = StateConfig::default;
+        let zero = Duration::ZERO;
+        let cases = [
+            (
+                StateConfig {
+                    lease: zero,
+                    ..base()
+                },
+                "lease",
+            ),
+            (
+                StateConfig {
+                    lease: Duration::MAX,
+                    ..base()
+                },
+                "lease",
+            ),
+            (
+                StateConfig {
+                    client_ttl: zero,
+                    ..base()
+                },
+                "client_ttl",
+            ),
+            (
+                StateConfig {
+                    discard_after: zero,
+                    ..base()
+                },
+                "discard_after",
+            ),
+            (
+                StateConfig {
+                    release_after: Duration::from_secs(1),
+                    ..base()
+                },
+                "release_after",
+            ),
+            (
+                StateConfig {
+                    soft_pin_ttl: zero,
+                    ..base()
+                },
+                "soft_pin_ttl",
+            ),
+            (
+                StateConfig {
+                    probe_lease_factor: 0,
+                    ..base()
+                },
+                "probe_lease_factor",
+            ),
+            (
+                StateConfig {
+                    high_watermark: 0.0,
+                    ..base()
+                },
+                "high_watermark",
+            ),
+            (
+                StateConfig {
+                    high_watermark: f64::NAN,
+                    ..base()
+                },
+                "high_watermark",
+            ),
+            (
+                StateConfig {
+                    eviction_ratio: 1.5,
+                    ..base()
+                },
+                "eviction_ratio",
+            ),
+            (
+                StateConfig {
+                    shards: 0,
+                    ..base()
+                },
+                "shards",
+            ),
+            (
+                StateConfig {
+                    shards: 48,
+                    ..base()
+                },
+                "shards",
+            ),
+            (
+                StateConfig {
+                    first_generation: Generation(0),
+                    ..base()
+                },
+                "first_generation",
+            ),
+            (
+                StateConfig {
+                    first_epoch: Epoch(0),
+                    ..base()
+                },
+                "first_epoch",
+            ),
+        ];
+        for (config, setting) in cases {
+            assert_eq!(config.validate().map_err(|e| e.setting), Err(setting));
+        }
+    }
+}
