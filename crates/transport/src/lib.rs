@@ -19,11 +19,13 @@
 mod backend;
 mod batch;
 mod config;
+mod copy_pool;
 mod endpoint;
 mod engine;
 mod error;
 mod job;
 mod memory;
+mod racy;
 mod stats;
 mod transfer;
 

@@ -3,6 +3,7 @@
 use layercake_protocol::ids::RegionId;
 
 use super::{Memory, RegionPin};
+use crate::racy::{Source, Target};
 
 /// Bytes in this process that a batch reads or writes. Keeps registered memory alive.
 #[derive(Clone, Debug)]
@@ -70,6 +71,29 @@ impl LocalSlice {
             }
             Place::Raw { addr } => *addr,
         }
+    }
+
+    /// The bytes, to copy from.
+    #[expect(
+        unsafe_code,
+        reason = "a slice stands for memory that is kept as long as it is"
+    )]
+    pub(crate) fn source(&self) -> Source<'_> {
+        let len = usize::try_from(self.len).expect("a length inside mapped memory fits");
+        // SAFETY: registered bytes are kept by the slice's handle on their memory, raw ones by whoever
+        // made the slice; no reference to either is ever made while transfers run.
+        unsafe { Source::new(self.addr() as *const u8, len) }
+    }
+
+    /// The bytes, to copy to.
+    #[expect(
+        unsafe_code,
+        reason = "a slice stands for memory that is kept as long as it is"
+    )]
+    pub(crate) fn target(&self) -> Target<'_> {
+        let len = usize::try_from(self.len).expect("a length inside mapped memory fits");
+        // SAFETY: as for `source`; memory is registered writable.
+        unsafe { Target::new(self.addr() as *mut u8, len) }
     }
 
     /// Pins the region. `false` if it was withdrawn. Neighbouring pieces of one region share a pin.

@@ -1,0 +1,334 @@
+//! One batch, or some of its pieces, on its way through the copy threads.
+//!
+//! [`PieceRun`] cuts the pieces into units, has a [`PartMover`] move each, and gathers what came of
+//! them. Results are given to the job only when the last unit is over and the mover had its last word:
+//! some things, such as whether the peer is still there, are asked once per batch. From then on no
+//! byte of the batch moves.
+//!
+//! A unit is open from when it is taken until its results are noted. The run concludes when no unit is
+//! left to take and none is open; the lock on [`Progress`] makes that happen once.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::combine::combine;
+use super::cut::{Cutter, Part, UNIT_BYTES, UNIT_PARTS};
+use super::{CopyPool, Work};
+use crate::error::PieceError;
+use crate::job::{Job, PieceSet, WaitHelper};
+use crate::transfer::PieceDone;
+
+/// Batches up to this size are copied by the thread that submits them: that is quicker than waking
+/// another one, and takes it some ten microseconds at most.
+const INLINE_BYTES: u64 = 64 << 10;
+
+/// Batches of more pieces than this are left to the copy threads, however small.
+const INLINE_PIECES: usize = 64;
+
+/// What came of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// Its bytes are at their destination. With their CRC-32C, if the batch wants checksums.
+    Done(u32),
+    /// Its piece failed.
+    Failed(PieceError),
+    /// This mover can't move its piece, another transport may.
+    HandBack,
+}
+
+/// How the bytes of a batch are moved.
+pub(crate) trait PartMover: Send + Sync {
+    /// Moves these parts and adds one result for each to `moved`, in order.
+    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Vec<Moved>);
+
+    /// All units are over. An error takes the place of every success.
+    fn conclude(&self, job: &Job) -> Result<(), PieceError>;
+
+    /// Passes on pieces of which [`Moved::HandBack`] was said.
+    fn hand_back(&self, job: Arc<Job>, pieces: PieceSet);
+}
+
+/// See the module's text.
+pub(crate) struct PieceRun {
+    job: Arc<Job>,
+    set: PieceSet,
+    mover: Box<dyn PartMover>,
+    progress: Mutex<Progress>,
+    /// What is known of each piece of the batch, see [`state`].
+    states: Box<[AtomicU64]>,
+    /// Checksums of the parts of pieces that were split, with their places.
+    split: Mutex<HashMap<usize, Vec<(Part, u32)>>>,
+}
+
+#[derive(Default)]
+struct Progress {
+    cutter: Cutter,
+    exhausted: bool,
+    open: usize,
+    concluded: bool,
+}
+
+/// What is known of a piece: nothing bad, its checksum, or why it failed.
+mod state {
+    use crate::error::PieceError;
+
+    pub(super) const CLEAN: u64 = 0;
+    pub(super) const HAND_BACK: u64 = 3 << 32;
+    const SUMMED: u64 = 1 << 32;
+    const FAILED: u64 = 2 << 32;
+
+    pub(super) fn summed(crc: u32) -> u64 {
+        SUMMED | u64::from(crc)
+    }
+
+    pub(super) fn failed(error: PieceError) -> u64 {
+        FAILED | u64::from(error.code())
+    }
+
+    /// The checksum, if known, or the error.
+    pub(super) fn decode(state: u64) -> Result<Option<u32>, PieceError> {
+        let low = u32::try_from(state & u64::from(u32::MAX)).expect("masked");
+        match state & !u64::from(u32::MAX) {
+            CLEAN => Ok(None),
+            SUMMED => Ok(Some(low)),
+            _ => Err(u8::try_from(low)
+                .ok()
+                .and_then(PieceError::from_code)
+                .expect("only `failed` makes this state, from a code")),
+        }
+    }
+}
+
+impl PieceRun {
+    /// Starts moving the pieces: at once on this thread if they are few and small, else on the pool's
+    /// threads and those that wait for the job.
+    pub(crate) fn start(job: Arc<Job>, set: PieceSet, mover: Box<dyn PartMover>, pool: &CopyPool) {
+        let states = job.pieces().iter().map(|_| AtomicU64::new(state::CLEAN));
+        let run = Arc::new(Self {
+            states: states.collect(),
+            job,
+            set,
+            mover,
+            progress: Mutex::default(),
+            split: Mutex::default(),
+        });
+        let (bytes, pieces) = run.size(UNIT_BYTES * u64::from(u8::MAX));
+        if bytes <= INLINE_BYTES && pieces <= INLINE_PIECES {
+            while run.run_unit() {}
+            return;
+        }
+        run.job.set_helper(Arc::new(Helper(Arc::downgrade(&run))));
+        let by_bytes = usize::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(usize::MAX);
+        pool.submit(run, by_bytes.max(pieces.div_ceil(UNIT_PARTS)));
+    }
+
+    /// Bytes and number of the pieces; stops counting at `enough` bytes.
+    fn size(&self, enough: u64) -> (u64, usize) {
+        let (mut bytes, mut pieces) = (0_u64, 0);
+        for piece in self.job.pending(&self.set) {
+            pieces += 1;
+            bytes = bytes.saturating_add(self.job.pieces()[piece].remote.len);
+            if bytes >= enough {
+                break;
+            }
+        }
+        (bytes, pieces)
+    }
+
+    fn positions(&self) -> usize {
+        match &self.set {
+            PieceSet::All => self.job.pieces().len(),
+            PieceSet::Some(indices) => indices.len(),
+        }
+    }
+
+    /// The piece at a position of the set, unless it needs nothing any more.
+    fn piece_at(&self, position: usize) -> Option<usize> {
+        let piece = match &self.set {
+            PieceSet::All => position,
+            PieceSet::Some(indices) => usize::try_from(*indices.get(position)?).ok()?,
+        };
+        (!self.job.is_terminal(piece)).then_some(piece)
+    }
+
+    /// Takes the next unit. `false` if there is none.
+    fn claim(&self, unit: &mut Vec<Part>) -> bool {
+        let mut progress = self.progress.lock();
+        if progress.exhausted {
+            return false;
+        }
+        if let Some(reason) = self.job.stop_reason(Instant::now()) {
+            self.stop(&mut progress, reason);
+        } else {
+            let count = self.positions();
+            let piece_at = |position| {
+                let piece = self.piece_at(position)?;
+                Some((piece, self.job.pieces()[piece].remote.len))
+            };
+            progress.cutter.next_unit(count, piece_at, unit);
+            progress.exhausted = unit.is_empty();
+        }
+        if progress.exhausted {
+            self.conclude_if_over(progress);
+            return false;
+        }
+        progress.open += 1;
+        true
+    }
+
+    /// Fails the pieces that are not wholly in a unit yet.
+    fn stop(&self, progress: &mut Progress, reason: PieceError) {
+        let count = self.positions();
+        for position in progress.cutter.stop(count)..count {
+            if let Some(piece) = self.piece_at(position) {
+                self.note(piece, state::failed(reason));
+            }
+        }
+        progress.exhausted = true;
+    }
+
+    /// Notes a failure or a checksum; the first one stays.
+    fn note(&self, piece: usize, value: u64) {
+        let state = &self.states[piece];
+        // What a failed exchange would mean is known already, and has been noted.
+        let _kept =
+            state.compare_exchange(state::CLEAN, value, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    fn record(&self, part: &Part, moved: Moved) {
+        match moved {
+            Moved::Done(crc) if self.job.wants_checksum() => {
+                if part.len == self.job.pieces()[part.piece].remote.len {
+                    self.note(part.piece, state::summed(crc));
+                } else {
+                    let mut split = self.split.lock();
+                    split.entry(part.piece).or_default().push((*part, crc));
+                }
+            }
+            Moved::Done(_) => {}
+            Moved::Failed(error) => self.note(part.piece, state::failed(error)),
+            Moved::HandBack => self.note(part.piece, state::HAND_BACK),
+        }
+    }
+
+    fn conclude_if_over(&self, mut progress: parking_lot::MutexGuard<'_, Progress>) {
+        let over = progress.exhausted && progress.open == 0 && !progress.concluded;
+        progress.concluded |= over;
+        drop(progress);
+        if over {
+            self.conclude();
+        }
+    }
+
+    fn conclude(&self) {
+        let verdict = self.mover.conclude(&self.job);
+        let mut split = std::mem::take(&mut *self.split.lock());
+        let mut back = Vec::new();
+        for position in 0..self.positions() {
+            let Some(piece) = self.piece_at(position) else {
+                continue;
+            };
+            let state = self.states[piece].load(Ordering::Acquire);
+            if state == state::HAND_BACK {
+                match verdict {
+                    Ok(()) => back.push(piece),
+                    Err(error) => self.job.finish(piece, Err(error)),
+                }
+                continue;
+            }
+            let result = state::decode(state).and_then(|crc| verdict.map(|()| crc));
+            let result = result.map(|crc| PieceDone {
+                crc32c: crc.or_else(|| split.remove(&piece).map(join_parts)),
+            });
+            self.job.finish(piece, result);
+        }
+        if !back.is_empty() {
+            let indices = back.iter().filter_map(|piece| u32::try_from(*piece).ok());
+            let pieces = PieceSet::Some(indices.collect());
+            self.mover.hand_back(Arc::clone(&self.job), pieces);
+        }
+    }
+}
+
+/// The checksum of a piece from those of its parts.
+fn join_parts(mut parts: Vec<(Part, u32)>) -> u32 {
+    parts.sort_unstable_by_key(|(part, _)| part.offset);
+    let parts = parts.into_iter();
+    parts.fold(0, |sum, (part, crc)| combine(sum, crc, part.len))
+}
+
+impl Work for PieceRun {
+    fn run_unit(&self) -> bool {
+        let mut unit = Vec::new();
+        if !self.claim(&mut unit) {
+            return false;
+        }
+        self.job.mark_started();
+        let mut open = OpenUnit {
+            run: self,
+            parts: &unit,
+            moved: Vec::with_capacity(unit.len()),
+            start: Instant::now(),
+        };
+        self.mover.move_unit(&self.job, &unit, &mut open.moved);
+        debug_assert_eq!(open.moved.len(), unit.len(), "one result per part");
+        drop(open);
+        true
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.progress.lock().exhausted
+    }
+
+    fn abandon(&self) {
+        let mut progress = self.progress.lock();
+        if !progress.exhausted {
+            self.stop(&mut progress, PieceError::ShutDown);
+        }
+        self.conclude_if_over(progress);
+    }
+}
+
+/// Closes a unit, also when its mover panicked: a batch always ends.
+struct OpenUnit<'a> {
+    run: &'a PieceRun,
+    parts: &'a [Part],
+    moved: Vec<Moved>,
+    start: Instant,
+}
+
+impl Drop for OpenUnit<'_> {
+    fn drop(&mut self) {
+        let missing = std::iter::repeat(Moved::Failed(PieceError::ShutDown));
+        for (part, moved) in self.parts.iter().zip(self.moved.drain(..).chain(missing)) {
+            self.run.record(part, moved);
+        }
+        self.run.job.add_copy_time(self.start.elapsed());
+        let mut progress = self.run.progress.lock();
+        progress.open -= 1;
+        self.run.conclude_if_over(progress);
+    }
+}
+
+/// Lets a thread that waits for the job run units of it. Weak, since the job holds it.
+struct Helper(Weak<PieceRun>);
+
+impl WaitHelper for Helper {
+    fn help(&self, _job: &Job, _until: Option<Instant>) -> bool {
+        // One unit takes microseconds; the caller looks at the time between two.
+        self.0.upgrade().is_some_and(|run| run.run_unit())
+    }
+}
+
+impl fmt::Debug for PieceRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PieceRun")
+            .field("job", &self.job)
+            .finish_non_exhaustive()
+    }
+}
