@@ -1,3 +1,6 @@
 //! The `layercake` command.
+#![forbid(unsafe_code)]
+mod cmd;
 mod config;
+mod output;
 fn main() {}
