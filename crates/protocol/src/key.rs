@@ -8,8 +8,8 @@
 //! | single group (K1) | `model@hash@rank` | `model@layercake_v1:fingerprint@hash@rank` |
 //! | hybrid (K2) | `model@mooncake_hybrid_v1:layout@group:g@block:n@hash@head` | `model@layercake_hybrid_v1:layout:fingerprint@group:g@block:n@hash@head` |
 //!
-//! followed by `@pp:stage`, `@pcp:rank` and `@dcp:rank`, each exactly where that kind of parallelism
-//! is wider than one, since only then it changes what is stored (K3).
+//! followed by `@pp:1/4`, `@pcp:0/2` and `@dcp:3/8` (coordinate and number of them), each exactly where
+//! that kind of parallelism is wider than one, since only then it changes what is stored (K3).
 //!
 //! Two identities never make one key. No field holds the separator: in a fingerprinted key an `@` or
 //! `%` of the model's name is written as `%40` or `%25`; in a compatible key, whose text others read
@@ -342,7 +342,7 @@ impl KeySchema {
                 return Err(KeyError::Coordinate { kind, value, size });
             }
             if size > 1 {
-                push(&mut suffix, format_args!("@{kind}:{value}"));
+                push(&mut suffix, format_args!("@{kind}:{value}/{size}"));
             }
         }
         Ok(RankKeys {

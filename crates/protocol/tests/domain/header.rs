@@ -1,0 +1,470 @@
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::header::{
+    Checksums, Expected, HEAD_LEN, HeaderError, HeaderSpec, HeaderState, MAX_GROUP_LEN,
+    MAX_HEADER_LEN, MAX_ROWS, ObjectHeader, Row, peek, set_state,
+};
+use layercake_protocol::ids::{Epoch, Generation};
+use layercake_protocol::key::{ObjectKey, Tenant};
+use layercake_protocol::range::ByteRange;
+use proptest::prelude::*;
+
+fn key(text: &str) -> ObjectKey {
+    ObjectKey::new(text).expect("valid")
+}
+
+fn row(offset: u64, len: u64, crc32c: Option<u32>) -> Row {
+    Row {
+        range: ByteRange::new(offset, len).expect("no overflow"),
+        crc32c,
+    }
+}
+
+fn header() -> ObjectHeader {
+    ObjectHeader {
+        state: HeaderState::Sealed,
+        generation: Generation(42),
+        tenant: Tenant::default(),
+        key: key("model@0a0b@0"),
+        group: Some("request-7".to_owned()),
+        payload_len: 4096,
+        fingerprint: Some(Fingerprint([9; 16])),
+        layout_id: 77,
+        epoch: Epoch(5),
+        prefix_index: 3,
+        checksums: Checksums::Crc32c,
+        rows: vec![
+            row(0, 1000, Some(1)),
+            row(1000, 24, None),
+            row(2048, 2048, Some(0)),
+        ],
+    }
+}
+
+fn expected<'a>(tenant: &'a Tenant, key: &'a ObjectKey) -> Expected<'a> {
+    Expected {
+        tenant,
+        key,
+        generation: Generation(42),
+        payload_len: 4096,
+        fingerprint: Some(Fingerprint([9; 16])),
+    }
+}
+
+/// Sets the checksums of a header whose bytes were edited, as a faulty writer would.
+fn reseal(bytes: &mut [u8], body_end: usize) {
+    let body = crc32c::crc32c(&bytes[HEAD_LEN..body_end]);
+    bytes[HEAD_LEN - 8..HEAD_LEN - 4].copy_from_slice(&body.to_le_bytes());
+    let head = crc32c::crc32c(&bytes[..HEAD_LEN - 4]);
+    bytes[HEAD_LEN - 4..HEAD_LEN].copy_from_slice(&head.to_le_bytes());
+}
+
+// Other builds read what this one wrote: a change of these bytes needs a new format version.
+#[test]
+fn the_format_keeps_its_bytes() {
+    let bytes = header().encode().expect("valid");
+    assert_eq!(bytes.len(), 256);
+    let field = |at: usize, len: usize| &bytes[at..at + len];
+    assert_eq!(field(0, 8), b"LCOBJECT");
+    assert_eq!(field(8, 8), [1, 0, 2, 1, 0, 1, 0, 0]);
+    assert_eq!(field(16, 8), 42_u64.to_le_bytes());
+    assert_eq!(field(24, 8), 4096_u64.to_le_bytes());
+    assert_eq!(field(32, 8), 77_u64.to_le_bytes());
+    assert_eq!(field(40, 16), [9; 16]);
+    assert_eq!(field(56, 8), 5_u64.to_le_bytes());
+    assert_eq!(field(64, 8), [3, 0, 0, 0, 3, 0, 0, 0]);
+    assert_eq!(
+        field(72, 16),
+        [12, 0, 9, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    );
+    assert_eq!(field(96, 28), b"defaultmodel@0a0b@0request-7");
+    assert_eq!(field(128 + 24, 8), 1000_u64.to_le_bytes());
+    assert_eq!(field(128 + 48, 8), 2048_u64.to_le_bytes());
+    assert_eq!(field(128 + 68, 4), 1_u32.to_le_bytes());
+    assert_eq!(crc32c::crc32c(&bytes), 3_168_050_289);
+}
+
+#[test]
+fn a_header_is_as_long_as_its_sizes_say() {
+    let spec = header().spec();
+    assert_eq!(spec.encoded_len(), Ok(256));
+    assert_eq!(spec.row_capacity(256), 5);
+    assert_eq!(spec.row_capacity(64), 0);
+    let longest = HeaderSpec {
+        tenant_len: 255,
+        key_len: 65_535,
+        group_len: MAX_GROUP_LEN,
+        rows: MAX_ROWS,
+    };
+    let len = longest.encoded_len().expect("within the limits") as usize;
+    assert!(len <= MAX_HEADER_LEN && len.is_multiple_of(64));
+    for wrong in [
+        HeaderSpec {
+            tenant_len: 256,
+            ..longest
+        },
+        HeaderSpec {
+            key_len: 65_536,
+            ..longest
+        },
+        HeaderSpec {
+            group_len: MAX_GROUP_LEN + 1,
+            ..longest
+        },
+        HeaderSpec {
+            rows: MAX_ROWS + 1,
+            ..longest
+        },
+        HeaderSpec {
+            rows: usize::MAX,
+            ..longest
+        },
+    ] {
+        assert!(matches!(
+            wrong.encoded_len(),
+            Err(HeaderError::TooLong { .. })
+        ));
+        assert!(wrong.row_capacity(u32::MAX) <= MAX_ROWS);
+    }
+    for (payload, rows) in [(1, 8), (3 << 20, 12), (u64::MAX, 4096)] {
+        assert_eq!(HeaderSpec::default_rows(payload), rows);
+    }
+}
+
+#[test]
+fn the_longest_header_is_written_and_read() {
+    let long = ObjectHeader {
+        tenant: Tenant::new(&"t".repeat(255)).expect("fits"),
+        key: key(&"k".repeat(65_535)),
+        group: Some("g".repeat(MAX_GROUP_LEN)),
+        payload_len: u64::MAX,
+        rows: (0..MAX_ROWS as u64).map(|at| row(at, 1, Some(7))).collect(),
+        ..header()
+    };
+    let bytes = long.encode().expect("fits");
+    assert_eq!(ObjectHeader::decode(&bytes), Ok(long));
+}
+
+#[test]
+fn what_a_reader_was_promised_is_checked() {
+    let (tenant, name) = (Tenant::default(), key("model@0a0b@0"));
+    let good = header();
+    assert_eq!(good.check(&expected(&tenant, &name)), Ok(()));
+    let any = Expected {
+        fingerprint: None,
+        ..expected(&tenant, &name)
+    };
+    assert_eq!(good.check(&any), Ok(()));
+    let stale = ObjectHeader {
+        generation: Generation(41),
+        ..good.clone()
+    };
+    assert_eq!(
+        stale.check(&any),
+        Err(HeaderError::WrongGeneration {
+            expected: Generation(42),
+            found: Generation(41)
+        })
+    );
+    for other in [
+        ObjectHeader {
+            key: key("other"),
+            ..good.clone()
+        },
+        ObjectHeader {
+            tenant: Tenant::new("other").expect("fits"),
+            ..good.clone()
+        },
+    ] {
+        assert!(matches!(
+            other.check(&any),
+            Err(HeaderError::WrongObject { .. })
+        ));
+    }
+    let short = ObjectHeader {
+        payload_len: 4095,
+        ..good.clone()
+    };
+    assert_eq!(
+        short.check(&any),
+        Err(HeaderError::WrongSize {
+            expected: 4096,
+            found: 4095
+        })
+    );
+    let unnamed = ObjectHeader {
+        fingerprint: None,
+        ..good.clone()
+    };
+    assert_eq!(unnamed.check(&any), Ok(()));
+    let error = unnamed
+        .check(&expected(&tenant, &name))
+        .expect_err("no fingerprint");
+    assert!(error.to_string().contains("missing"), "{error}");
+    assert_eq!(good.check_sealed(), Ok(()));
+    let open = ObjectHeader {
+        state: HeaderState::Writing,
+        ..good
+    };
+    assert_eq!(
+        open.check_sealed(),
+        Err(HeaderError::NotSealed {
+            state: HeaderState::Writing
+        })
+    );
+}
+
+#[test]
+fn the_state_changes_by_the_head_alone() {
+    let mut bytes = header().encode().expect("valid");
+    let body = bytes[HEAD_LEN..].to_vec();
+    set_state(&mut bytes[..HEAD_LEN], HeaderState::Removed).expect("a header");
+    assert_eq!(bytes[HEAD_LEN..], body);
+    let removed = ObjectHeader {
+        state: HeaderState::Removed,
+        ..header()
+    };
+    assert_eq!(ObjectHeader::decode(&bytes), Ok(removed));
+    bytes[20] ^= 1;
+    assert!(matches!(
+        set_state(&mut bytes, HeaderState::Sealed),
+        Err(HeaderError::Torn { part: "head", .. })
+    ));
+}
+
+#[test]
+fn the_head_alone_tells_how_much_to_fetch() {
+    let bytes = header().encode().expect("valid");
+    let peeked = peek(&bytes[..HEAD_LEN]).expect("a header");
+    assert_eq!(peeked.header_len, 256);
+    assert_eq!(peeked.generation, Generation(42));
+    assert_eq!(peeked.payload_len, 4096);
+    assert_eq!(peeked.state, HeaderState::Sealed);
+    assert_eq!(
+        ObjectHeader::decode(&bytes[..255]),
+        Err(HeaderError::Truncated {
+            len: 255,
+            need: 256
+        })
+    );
+    assert_eq!(
+        peek(&bytes[..95]),
+        Err(HeaderError::Truncated { len: 95, need: 96 })
+    );
+}
+
+#[test]
+fn what_no_reader_should_get_is_not_written() {
+    let mut place = [0xAA; 1024];
+    let mut refuse = |header: ObjectHeader, len: usize| {
+        header.encode_into(&mut place[..len]).expect_err("refused")
+    };
+    assert_eq!(
+        refuse(header(), 192),
+        HeaderError::NoRoom {
+            need: 256,
+            has: 192
+        }
+    );
+    assert_eq!(
+        refuse(header(), 300),
+        HeaderError::Malformed {
+            field: "length",
+            value: 300
+        }
+    );
+    for wrong in [
+        ObjectHeader {
+            payload_len: 0,
+            rows: vec![],
+            ..header()
+        },
+        ObjectHeader {
+            fingerprint: Some(Fingerprint([0; 16])),
+            ..header()
+        },
+        ObjectHeader {
+            rows: vec![row(0, 4097, None)],
+            ..header()
+        },
+        ObjectHeader {
+            rows: vec![row(8, 0, None)],
+            ..header()
+        },
+        ObjectHeader {
+            rows: vec![row(0, 8, None), row(7, 8, None)],
+            ..header()
+        },
+        ObjectHeader {
+            rows: vec![row(8, 8, None), row(0, 8, None)],
+            ..header()
+        },
+    ] {
+        assert!(matches!(refuse(wrong, 1024), HeaderError::Malformed { .. }));
+    }
+    assert_eq!(place, [0xAA; 1024]);
+    assert_eq!(ObjectHeader::decode(&place), Err(HeaderError::NotAHeader));
+}
+
+#[test]
+fn a_later_format_is_refused_by_its_version() {
+    let mut bytes = header().encode().expect("valid");
+    bytes[8] = 2;
+    assert_eq!(
+        ObjectHeader::decode(&bytes),
+        Err(HeaderError::UnknownVersion { found: 2 })
+    );
+}
+
+fn names() -> impl Strategy<Value = (String, String, Option<String>)> {
+    let name = |len: usize| prop::string::string_regex(&format!(".{{1,{len}}}")).expect("valid");
+    (name(20), name(60), prop::option::of(name(20)))
+}
+
+fn row_tables() -> impl Strategy<Value = Vec<Row>> {
+    let one = (0..3_u64, 1..1000_u64, prop::option::of(any::<u32>()));
+    prop::collection::vec(one, 0..20).prop_map(|steps| {
+        let mut at = 0;
+        let rows = steps.into_iter().map(|(gap, len, crc)| {
+            let row = row(at + gap, len, crc);
+            at = row.range.end();
+            row
+        });
+        rows.collect()
+    })
+}
+
+fn headers() -> impl Strategy<Value = ObjectHeader> {
+    let state = prop::sample::select(vec![
+        HeaderState::Writing,
+        HeaderState::Sealed,
+        HeaderState::Removed,
+    ]);
+    let checksums = prop::sample::select(vec![Checksums::None, Checksums::Crc32c]);
+    let numbers = (
+        any::<u64>(),
+        any::<u64>(),
+        any::<u64>(),
+        any::<u32>(),
+        1..100_u64,
+    );
+    let fingerprint =
+        prop::option::of(any::<[u8; 16]>().prop_filter("zero is none", |f| *f != [0; 16]));
+    (
+        names(),
+        row_tables(),
+        state,
+        checksums,
+        numbers,
+        fingerprint,
+    )
+        .prop_map(
+            |((tenant, name, group), rows, state, checksums, numbers, fingerprint)| {
+                let (generation, layout_id, epoch, prefix_index, slack) = numbers;
+                ObjectHeader {
+                    state,
+                    generation: Generation(generation),
+                    tenant: Tenant::new(&tenant).expect("short"),
+                    key: key(&name),
+                    group,
+                    payload_len: rows.last().map_or(0, |r| r.range.end()) + slack,
+                    fingerprint: fingerprint.map(Fingerprint),
+                    layout_id,
+                    epoch: Epoch(epoch),
+                    prefix_index,
+                    checksums,
+                    rows,
+                }
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn a_header_is_read_as_it_was_written(header in headers(), more in 0..4_usize, noise in any::<u8>()) {
+        let len = header.spec().encoded_len().expect("small") as usize + more * 64;
+        // What lay here before, and what lies behind, is of no matter.
+        let mut place = vec![noise; len + 100];
+        header.encode_into(&mut place[..len]).expect("valid");
+        prop_assert_eq!(ObjectHeader::decode(&place), Ok(header.clone()));
+        prop_assert_eq!(peek(&place).expect("a header").header_len as usize, len);
+        let spec = header.spec();
+        let capacity = spec.row_capacity(u32::try_from(len).expect("small"));
+        prop_assert!(capacity >= header.rows.len());
+        let full = HeaderSpec { rows: capacity, ..spec };
+        prop_assert_eq!(full.encoded_len().expect("small") as usize, len);
+    }
+
+    #[test]
+    fn a_part_of_a_header_is_an_error(header in headers(), cut in any::<prop::sample::Index>()) {
+        let bytes = header.encode().expect("valid");
+        let cut = cut.index(bytes.len());
+        let result = ObjectHeader::decode(&bytes[..cut]);
+        let truncated = matches!(result, Err(HeaderError::Truncated { .. }));
+        prop_assert!(truncated);
+    }
+
+    #[test]
+    fn a_torn_header_is_an_error(
+        old in headers(),
+        new in headers(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut len = old.spec().encoded_len().expect("small");
+        len = len.max(new.spec().encoded_len().expect("small"));
+        let mut before = vec![0; len as usize];
+        let mut after = before.clone();
+        old.encode_into(&mut before).expect("valid");
+        new.encode_into(&mut after).expect("valid");
+        let cut = cut.index(before.len() + 1);
+        after[cut..].copy_from_slice(&before[cut..]);
+        match ObjectHeader::decode(&after) {
+            Ok(found) => prop_assert!(found == old || found == new),
+            Err(error) => {
+                let torn = matches!(error, HeaderError::Torn { .. });
+                prop_assert!(torn, "{}", error);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_an_error_or_does_not_matter(
+        header in headers(),
+        byte in any::<prop::sample::Index>(),
+        bit in 0..8_u8,
+    ) {
+        let mut bytes = header.encode().expect("valid");
+        let at = byte.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        if let Ok(found) = ObjectHeader::decode(&bytes) {
+            prop_assert_eq!(found, header);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_header_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(ObjectHeader::decode(&bytes).is_err());
+    }
+
+    /// A writer that is wrong, not torn: the checksums fit, the fields hold anything.
+    #[test]
+    fn a_sealed_header_of_any_fields_is_valid_or_an_error(
+        header in headers(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = header.encode().expect("valid");
+        let spec = header.spec();
+        let body_end = (HEAD_LEN + spec.tenant_len + spec.key_len + spec.group_len)
+            .next_multiple_of(8) + spec.rows * 24;
+        for (at, value) in edits {
+            let at = 10 + at.index(body_end - 10);
+            bytes[at] = value;
+        }
+        reseal(&mut bytes, body_end);
+        if let Ok(found) = ObjectHeader::decode(&bytes) {
+            let again = found.encode().expect("what is read can be written");
+            prop_assert_eq!(ObjectHeader::decode(&again), Ok(found));
+        }
+    }
+}

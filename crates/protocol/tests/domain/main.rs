@@ -1,0 +1,12 @@
+//! Behaviour of the pure parts: keys, ranges, layouts, headers and codes, mostly as properties
+//! against a naive model.
+
+mod code;
+mod fingerprint;
+mod header;
+mod key;
+mod layout;
+mod range;
+mod template;
+mod verify;
+mod written;
