@@ -1,5 +1,6 @@
 //! The master's state machine.
 
+mod alloc;
 mod api;
 mod config;
 mod moment;
