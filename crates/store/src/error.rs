@@ -47,7 +47,9 @@ pub enum StoreError {
         after: Duration,
     },
     /// Something listens on the address, but it is no master.
-    #[error("what listens at {address} is no Layercake master ({detail}): check the address and the port")]
+    #[error(
+        "what listens at {address} is no Layercake master ({detail}): check the address and the port"
+    )]
     NotAMaster {
         /// The address.
         address: Arc<str>,
@@ -55,7 +57,9 @@ pub enum StoreError {
         detail: Arc<str>,
     },
     /// A connection to another host would be open to everyone on that network.
-    #[error("the master at {master} is not on loopback: set a shared token, or insecure to accept an open connection")]
+    #[error(
+        "the master at {master} is not on loopback: set a shared token, or insecure to accept an open connection"
+    )]
     OpenConnection {
         /// Its address.
         master: Arc<str>,
@@ -67,13 +71,17 @@ pub enum StoreError {
         master: Arc<str>,
     },
     /// The master turned this side's token away.
-    #[error("the master at {master} does not accept this side's shared token: both sides need the same one")]
+    #[error(
+        "the master at {master} does not accept this side's shared token: both sides need the same one"
+    )]
     WrongToken {
         /// Its address.
         master: Arc<str>,
     },
     /// The master could not show that it knows this side's token.
-    #[error("the master at {master} did not prove that it knows the shared token: start it with the same one, or check the address")]
+    #[error(
+        "the master at {master} did not prove that it knows the shared token: start it with the same one, or check the address"
+    )]
     MasterUnproven {
         /// Its address.
         master: Arc<str>,
@@ -117,7 +125,9 @@ pub enum StoreError {
         len: u64,
     },
     /// The header in the segment does not belong to the object that the master named.
-    #[error("the header of generation {generation} in segment {segment} does not fit the object: {detail}")]
+    #[error(
+        "the header of generation {generation} in segment {segment} does not fit the object: {detail}"
+    )]
     HeaderMismatch {
         /// The segment.
         segment: SegmentId,
@@ -164,7 +174,9 @@ pub enum StoreError {
     UnknownSession,
 
     /// A segment is larger than the memory that can be had.
-    #[error("a segment of {len} bytes can't be had: {available} bytes are free ({limited_by}); use a smaller one")]
+    #[error(
+        "a segment of {len} bytes can't be had: {available} bytes are free ({limited_by}); use a smaller one"
+    )]
     SegmentTooLarge {
         /// Bytes asked for.
         len: u64,

@@ -198,7 +198,10 @@ mod tests {
         for address in ["10.1.2.3:50051", "store.example:50051"] {
             let mut config = LinkConfig::new(address, "n");
             let text = refused(&config);
-            assert!(text.contains("token") && text.contains("insecure"), "{text}");
+            assert!(
+                text.contains("token") && text.contains("insecure"),
+                "{text}"
+            );
             config.insecure = true;
             assert!(config.validate().is_ok());
             config.insecure = false;

@@ -1,7 +1,7 @@
 //! The seam where a link opens its connection: real TCP, or a simulated network in tests.
 
-use std::io;
 use std::future::Future;
+use std::io;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;

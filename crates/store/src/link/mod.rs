@@ -1,16 +1,195 @@
 //! The link to the master: one stream that many calls share.
 //!
-//! *To be read with* `docs/contracts/session.md`. A [`MasterLink`] greets the master (versions, mutual
-//! proof of the token), opens the stream, joins as a member, sends heartbeats, and does all of it again
-//! when the connection is lost.
+//! A [`MasterLink`] greets the master (versions, mutual proof of the token), opens the stream, joins
+//! as a member, sends heartbeats, and does all of it again when the connection is lost. Handles are
+//! cheap to clone and made for many tasks at once; any number of calls is in flight together, in a
+//! bounded queue that makes callers wait rather than fail.
+//!
+//! What a caller can rely on:
+//! - Every call ends: with an answer, or with an error by its deadline ([`Timeouts::call`] for each
+//!   message of a batch).
+//! - While the master is known to be unreachable, calls fail at once; see [`LinkState`].
+//! - A call that the connection broke under is repeated after the reconnect, within its deadline,
+//!   where that can't do harm: under the same request id, so that a start is made once. Removals and
+//!   (un)mounts are not; they fail with [`StoreError::MasterUnreachable`].
+//! - A start whose caller goes away while it is under way is taken back in the background.
+//! - A batch of any size goes through, in as many messages as it takes.
+//!
+//! Who looks after what: `shared` the circuit breaker and the way of a call, `connection` one stream
+//! and its calls in flight, `greet` the way to an open stream, `supervise` the tasks, `outbox` what is
+//! still to be told. No lock is held across an await, and no two are held together.
 
+mod codec;
 mod config;
+mod connection;
 mod connector;
+mod greet;
+mod keys;
+mod members;
+mod outbox;
+mod shared;
+mod sniff;
+mod split;
+mod supervise;
+mod tools;
 mod types;
 
 pub use config::{Backoff, LinkConfig, Timeouts};
 pub use connector::{Connector, TcpConnector};
 pub use types::{
-    CommandId, Existence, Exists, GetsStarted, Life, LinkState, NodeEvent, ObjectDetail, ObjectPage,
-    PutsStarted, Renewed, SessionEvent, StartOptions,
+    CommandId, Existence, Exists, GetsStarted, Life, LinkState, NodeEvent, ObjectDetail,
+    ObjectPage, PutsStarted, Renewed, SessionEvent, StartOptions,
 };
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::ids::ClientId;
+use layercake_protocol::key::Tenant;
+use layercake_protocol::wire;
+use layercake_protocol::wire::client_frame::Request as Body;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
+
+use self::connection::{Connection, Request, Response};
+use self::shared::{Shared, Status};
+use crate::error::StoreError;
+
+/// A member's link to its master. See the module's text.
+///
+/// When the last handle is dropped, the link's tasks end. The master is told nothing then, and waits
+/// for the member's time to live: [`Self::close`] is the polite way.
+#[derive(Clone)]
+pub struct MasterLink {
+    inner: Arc<Inner>,
+    tenant: Tenant,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    _stops_tasks: DropGuard,
+}
+
+impl MasterLink {
+    /// Connects over TCP and joins. Fails if the master can't be reached or does not fit; there is
+    /// one attempt.
+    pub async fn connect(config: LinkConfig) -> Result<Self, StoreError> {
+        Self::connect_with(config, TcpConnector).await
+    }
+
+    /// As [`Self::connect`], over connections from `connector`.
+    pub async fn connect_with(
+        config: LinkConfig,
+        connector: impl Connector,
+    ) -> Result<Self, StoreError> {
+        config.validate()?;
+        let tenant = config.tenant.clone();
+        let shared = Arc::new(Shared::new(config));
+        let guard = shared.cancel.clone().drop_guard();
+        let established = greet::establish(&shared, &connector).await?;
+        let status = Status::Up(Arc::clone(&established.connection));
+        shared.set_status(status);
+        shared.tracker.spawn(supervise::supervise(
+            Arc::clone(&shared),
+            connector,
+            established,
+        ));
+        shared
+            .tracker
+            .spawn(supervise::empty_outbox(Arc::clone(&shared)));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                shared,
+                _stops_tasks: guard,
+            }),
+            tenant,
+        })
+    }
+
+    /// This link for the keys of another tenant.
+    #[must_use]
+    pub fn with_tenant(&self, tenant: Tenant) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            tenant,
+        }
+    }
+
+    /// The namespace of the keys in this handle's calls.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// The member that this link joined as.
+    pub fn client_id(&self) -> ClientId {
+        self.shared().client
+    }
+
+    /// The member's name.
+    pub fn name(&self) -> &str {
+        &self.shared().config.name
+    }
+
+    /// The master's address, as configured.
+    pub fn master(&self) -> &str {
+        &self.shared().master
+    }
+
+    /// How the link stands.
+    pub fn state(&self) -> LinkState {
+        self.shared().watch().borrow().clone()
+    }
+
+    /// Tells of every change of [`Self::state`]; changes in quick succession may be seen as one.
+    pub fn watch(&self) -> watch::Receiver<LinkState> {
+        self.shared().watch()
+    }
+
+    /// Leaves the master and stops the link's tasks; other handles answer [`StoreError::Closed`] from
+    /// the first moment on. Leaving tells the master that no transfer of this member's open puts is in
+    /// flight any more: end, revoke or drain them before.
+    pub async fn close(&self, deadline: Duration) -> Result<(), StoreError> {
+        let shared = self.shared();
+        let until = Instant::now() + deadline;
+        let last = shared.status();
+        shared.set_status(Status::Closed);
+        if let Status::Up(connection) = last {
+            let request = self.once(Body::Leave(wire::LeaveRequest {}));
+            // Best effort: without it the member's time to live ends it.
+            let answer = connection.ask(shared.next_request(), &request, until).await;
+            if !matches!(answer, Ok(Response::Done(_))) {
+                tracing::debug!(?answer, "left without the master's answer");
+            }
+        }
+        shared.cancel.cancel();
+        shared.tracker.close();
+        tokio::time::timeout_at(until, shared.tracker.wait())
+            .await
+            .map_err(|_| StoreError::Timeout {
+                what: "the link to the master",
+                after: deadline,
+            })
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+
+    async fn call(&self, request: &Request) -> Result<(Response, Arc<Connection>), StoreError> {
+        let within = self.shared().config.timeouts.call;
+        self.shared().call(request, within).await
+    }
+}
+
+impl fmt::Debug for MasterLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MasterLink")
+            .field("master", &self.shared().master)
+            .field("client", &self.shared().client)
+            .field("tenant", &self.tenant)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}

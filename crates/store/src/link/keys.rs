@@ -1,0 +1,469 @@
+//! Calls about keys: probes, starts, ends, removals.
+//!
+//! Each takes a batch of any size. What exceeds one message goes in several, one after the other, and
+//! the answers are joined in order; the epoch that the master draws for the first part is that of all.
+//! A batch that fails half-way fails as a whole: what its first parts were granted is given back.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::convert::{
+    GetStartAnswer, PutStartAnswer, decode_key_results, decode_presences, decode_refusals,
+};
+use layercake_protocol::error::Refusal;
+use layercake_protocol::ids::{Epoch, SegmentId};
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::{
+    GetStarted, ObjectRef, Presence, PutStart, PutStarted, Recency, ReplicateConfig, Segment,
+};
+use layercake_protocol::wire;
+use layercake_protocol::wire::client_frame::Request as Body;
+
+use super::MasterLink;
+use super::codec::encode_body;
+use super::connection::{Connection, Grant, Request, Response};
+use super::split::parts;
+use super::types::{Existence, Exists, GetsStarted, Life, PutsStarted, Renewed, StartOptions};
+use crate::error::StoreError;
+
+/// What stands around a key in a message, at most, in bytes.
+const KEY_OVERHEAD: usize = 8;
+const REF_OVERHEAD: usize = 24;
+const START_OVERHEAD: usize = 80;
+
+type KeyResults = Vec<Result<(), Refusal>>;
+
+impl MasterLink {
+    /// Asks which objects are there. Grants probe leases and refreshes recency, unless it peeks.
+    pub async fn exists(&self, query: &Exists<'_>) -> Result<Existence, StoreError> {
+        let mut existence = Existence {
+            states: Vec::with_capacity(query.keys.len()),
+            epoch: query.recency.epoch,
+            keys_queried: 0,
+        };
+        for part in key_parts(query.keys) {
+            let keys = &query.keys[part.clone()];
+            let probe = if query.readable {
+                wire::Probe::Readable
+            } else {
+                wire::Probe::Exists
+            };
+            let request = self.repeatable(Body::Exists(wire::ExistsRequest {
+                probe: probe.into(),
+                keys: texts(keys),
+                recency: Some(part_recency(query.recency, existence.epoch, &part).into()),
+                stop_at_first_miss: query.stop_at_first_miss,
+                unreachable_segments: segment_ids(query.unreachable),
+                peek: query.peek,
+            }));
+            let Response::Exists(answer) = self.call(&request).await?.0 else {
+                return Err(self.shared().wrong_kind());
+            };
+            let states = decode_presences(&answer.states, keys.len())
+                .map_err(|error| self.shared().bad_answer(error))?;
+            let missed = states.iter().any(|state| *state != Presence::Complete);
+            existence.keys_queried += keys.len() as u64;
+            existence.epoch = Epoch(answer.epoch);
+            existence.states.extend(states);
+            if missed && query.stop_at_first_miss {
+                break;
+            }
+        }
+        existence.states.resize(query.keys.len(), Presence::Absent);
+        Ok(existence)
+    }
+
+    /// Finds objects and leases them. With `session` the leases are renewable and belong to this
+    /// member until [`Self::get_end`]; without, they just run out.
+    pub async fn get_start(
+        &self,
+        keys: &[ObjectKey],
+        options: StartOptions<'_>,
+        session: bool,
+    ) -> Result<GetsStarted, StoreError> {
+        let mut joined = Joined::new(self, Grant::Leases, options.recency.epoch, |at: usize| {
+            &keys[at]
+        });
+        let mut lease = Duration::MAX;
+        for part in key_parts(keys) {
+            let mut request = self.repeatable(Body::GetStart(wire::GetStartRequest {
+                keys: texts(&keys[part.clone()]),
+                recency: Some(part_recency(options.recency, joined.epoch, &part).into()),
+                session,
+                unreachable_segments: segment_ids(options.unreachable),
+            }));
+            request.grants = session.then_some(Grant::Leases);
+            let (answer, connection) = self.call(&request).await?;
+            let Response::GetStart(answer) = answer else {
+                return Err(self.shared().wrong_kind());
+            };
+            let answer = GetStartAnswer::decode(answer, part.len())
+                .map_err(|error| self.shared().bad_answer(error))?;
+            lease = lease.min(answer.lease);
+            joined.add(&connection, answer.results, answer.segments, answer.epoch)?;
+        }
+        let (results, segments, epoch, life) = joined.finish();
+        Ok(GetsStarted {
+            results,
+            segments,
+            lease,
+            epoch,
+            life,
+        })
+    }
+
+    /// Renews the leases of open get sessions.
+    pub async fn renew(&self, objects: &[ObjectRef]) -> Result<Renewed, StoreError> {
+        let mut renewed = Renewed {
+            results: Vec::with_capacity(objects.len()),
+            lease: Duration::MAX,
+        };
+        for part in ref_parts(objects) {
+            let objects = &objects[part];
+            let request = self.repeatable(Body::Renew(wire::RenewRequest {
+                objects: refs(objects),
+            }));
+            let Response::Renew(answer) = self.call(&request).await?.0 else {
+                return Err(self.shared().wrong_kind());
+            };
+            let results = decode_refusals(answer.refusals, objects.len())
+                .map_err(|error| self.shared().bad_answer(error))?;
+            renewed.results.extend(results);
+            renewed.lease = renewed.lease.min(Duration::from_millis(answer.lease_ms));
+        }
+        Ok(renewed)
+    }
+
+    /// Gives leases back.
+    pub async fn get_end(&self, objects: &[ObjectRef]) -> Result<(), StoreError> {
+        for part in ref_parts(objects) {
+            let request = self.repeatable(Body::GetEnd(wire::GetEndRequest {
+                objects: refs(&objects[part]),
+            }));
+            match self.call(&request).await?.0 {
+                Response::GetEnd(_) | Response::Done(_) => {}
+                _ => return Err(self.shared().wrong_kind()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves space for new objects.
+    pub async fn put_start(
+        &self,
+        entries: &[PutStart],
+        config: &ReplicateConfig,
+        options: StartOptions<'_>,
+    ) -> Result<PutsStarted, StoreError> {
+        self.start_puts(entries, config, options, Body::PutStart)
+            .await
+    }
+
+    /// As [`Self::put_start`], but complete objects of the keys are replaced when the new ones commit,
+    /// and open reservations are taken over.
+    pub async fn upsert_start(
+        &self,
+        entries: &[PutStart],
+        config: &ReplicateConfig,
+        options: StartOptions<'_>,
+    ) -> Result<PutsStarted, StoreError> {
+        let body = |start| Body::UpsertStart(wire::UpsertStartRequest { start: Some(start) });
+        self.start_puts(entries, config, options, body).await
+    }
+
+    async fn start_puts(
+        &self,
+        entries: &[PutStart],
+        config: &ReplicateConfig,
+        options: StartOptions<'_>,
+        body: impl Fn(wire::PutStartRequest) -> Body,
+    ) -> Result<PutsStarted, StoreError> {
+        let epoch = options.recency.epoch;
+        let mut joined = Joined::new(self, Grant::Reservations, epoch, |at: usize| {
+            &entries[at].key
+        });
+        let mut discard_after = Duration::MAX;
+        let size = |entry: &PutStart| {
+            let group = entry.group.as_ref().map_or(0, String::len);
+            entry.key.as_str().len() + group + START_OVERHEAD
+        };
+        for part in parts(entries, size) {
+            let mut request = self.repeatable(body(wire::PutStartRequest {
+                entries: entries[part.clone()]
+                    .iter()
+                    .map(|entry| entry.clone().into())
+                    .collect(),
+                config: Some(config.into()),
+                recency: Some(part_recency(options.recency, joined.epoch, &part).into()),
+                endpoint: self.shared().config.endpoint.as_ref().map(Into::into),
+                unreachable_segments: segment_ids(options.unreachable),
+            }));
+            request.grants = Some(Grant::Reservations);
+            let (answer, connection) = self.call(&request).await?;
+            let Response::PutStart(answer) = answer else {
+                return Err(self.shared().wrong_kind());
+            };
+            let answer = PutStartAnswer::decode(answer, part.len())
+                .map_err(|error| self.shared().bad_answer(error))?;
+            discard_after = discard_after.min(answer.discard_after);
+            joined.add(&connection, answer.results, answer.segments, answer.epoch)?;
+        }
+        let (results, segments, epoch, life) = joined.finish();
+        Ok(PutsStarted {
+            results,
+            segments,
+            discard_after,
+            epoch,
+            life,
+        })
+    }
+
+    /// Commits reservations whose every byte is written. Repeating it is harmless.
+    pub async fn put_end(&self, objects: &[ObjectRef]) -> Result<KeyResults, StoreError> {
+        self.each_ref(objects, |objects| {
+            Body::PutEnd(wire::PutEndRequest { objects })
+        })
+        .await
+    }
+
+    /// Gives reservations up. The caller confirms that no transfer of them is in flight any more.
+    /// Repeating it is harmless.
+    pub async fn put_revoke(&self, objects: &[ObjectRef]) -> Result<KeyResults, StoreError> {
+        self.each_ref(objects, |objects| {
+            Body::PutRevoke(wire::PutRevokeRequest { objects })
+        })
+        .await
+    }
+
+    /// Waits until each key is complete, or its writer failed, or the time is over
+    /// ([`Refusal::NotReady`]).
+    pub async fn wait_complete(
+        &self,
+        keys: &[ObjectKey],
+        timeout: Duration,
+    ) -> Result<KeyResults, StoreError> {
+        let deadline = tokio::time::Instant::now() + timeout;
+        let mut results = Vec::with_capacity(keys.len());
+        for part in key_parts(keys) {
+            let keys = &keys[part];
+            // Later parts have become complete meanwhile, or have what is left.
+            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+            let request = self.repeatable(Body::WaitComplete(wire::WaitCompleteRequest {
+                keys: texts(keys),
+                timeout_ms: millis(left),
+            }));
+            let within = left + self.shared().config.timeouts.call;
+            let answer = self.shared().call(&request, within).await?.0;
+            results.extend(self.key_results(answer, keys.len())?);
+        }
+        Ok(results)
+    }
+
+    /// Removes objects. `force` takes the names away even under leases; the memory is kept until
+    /// those end.
+    pub async fn remove(&self, keys: &[ObjectKey], force: bool) -> Result<KeyResults, StoreError> {
+        let mut results = Vec::with_capacity(keys.len());
+        for part in key_parts(keys) {
+            let keys = &keys[part];
+            let request = self.once(Body::Remove(wire::RemoveRequest {
+                keys: texts(keys),
+                force,
+            }));
+            results.extend(self.key_results(self.call(&request).await?.0, keys.len())?);
+        }
+        Ok(results)
+    }
+
+    /// Removes the objects whose keys the regular expression matches anywhere; an empty one matches
+    /// all. Gives the number that were removed.
+    pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64, StoreError> {
+        let request = self.once(Body::RemoveMatching(wire::RemoveMatchingRequest {
+            pattern: pattern.to_owned(),
+            force,
+        }));
+        match self.call(&request).await?.0 {
+            Response::RemoveMatching(answer) => Ok(answer.removed),
+            _ => Err(self.shared().wrong_kind()),
+        }
+    }
+
+    async fn each_ref(
+        &self,
+        objects: &[ObjectRef],
+        body: impl Fn(Vec<wire::ObjectRef>) -> Body,
+    ) -> Result<KeyResults, StoreError> {
+        let mut results = Vec::with_capacity(objects.len());
+        for part in ref_parts(objects) {
+            let objects = &objects[part];
+            let request = self.repeatable(body(refs(objects)));
+            results.extend(self.key_results(self.call(&request).await?.0, objects.len())?);
+        }
+        Ok(results)
+    }
+
+    fn key_results(&self, answer: Response, keys: usize) -> Result<KeyResults, StoreError> {
+        match answer {
+            Response::Results(results) => {
+                decode_key_results(results, keys).map_err(|error| self.shared().bad_answer(error))
+            }
+            _ => Err(self.shared().wrong_kind()),
+        }
+    }
+
+    fn repeatable(&self, body: Body) -> Request {
+        Request {
+            repeat: true,
+            ..self.once(body)
+        }
+    }
+
+    pub(super) fn once(&self, body: Body) -> Request {
+        Request {
+            body: encode_body(body),
+            tenant: self.tenant().clone(),
+            repeat: false,
+            grants: None,
+        }
+    }
+}
+
+/// The answers of a start's parts, joined. Unless it is finished, what was granted is given back.
+struct Joined<'a, T: Generational, K: Fn(usize) -> &'a ObjectKey> {
+    link: &'a MasterLink,
+    grant: Grant,
+    key: K,
+    results: Vec<Result<T, Refusal>>,
+    segments: Vec<Arc<Segment>>,
+    known: HashSet<SegmentId>,
+    epoch: Epoch,
+    life: Option<Life>,
+}
+
+/// What was granted under a generation.
+trait Generational {
+    fn generation(&self) -> layercake_protocol::ids::Generation;
+}
+
+impl Generational for GetStarted {
+    fn generation(&self) -> layercake_protocol::ids::Generation {
+        self.generation()
+    }
+}
+
+impl Generational for PutStarted {
+    fn generation(&self) -> layercake_protocol::ids::Generation {
+        self.generation
+    }
+}
+
+type Parts<T> = (Vec<Result<T, Refusal>>, Vec<Arc<Segment>>, Epoch, Life);
+
+impl<'a, T: Generational, K: Fn(usize) -> &'a ObjectKey> Joined<'a, T, K> {
+    fn new(link: &'a MasterLink, grant: Grant, epoch: Epoch, key: K) -> Self {
+        Self {
+            link,
+            grant,
+            key,
+            results: Vec::new(),
+            segments: Vec::new(),
+            known: HashSet::new(),
+            epoch,
+            life: None,
+        }
+    }
+
+    fn add(
+        &mut self,
+        connection: &Connection,
+        results: Vec<Result<T, Refusal>>,
+        segments: Vec<Segment>,
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
+        if *self.life.get_or_insert(connection.life) != connection.life {
+            return Err(self
+                .link
+                .shared()
+                .unreachable("the membership ended while a long batch was started".to_owned()));
+        }
+        self.epoch = epoch;
+        if self.results.is_empty() {
+            self.results = results;
+        } else {
+            self.results.extend(results);
+        }
+        for segment in segments {
+            if self.known.insert(segment.id) {
+                self.segments.push(Arc::new(segment));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Parts<T> {
+        let life = self.life.take().unwrap_or(Life(0));
+        (
+            std::mem::take(&mut self.results),
+            std::mem::take(&mut self.segments),
+            self.epoch,
+            life,
+        )
+    }
+}
+
+impl<'a, T: Generational, K: Fn(usize) -> &'a ObjectKey> Drop for Joined<'a, T, K> {
+    fn drop(&mut self) {
+        let Some(life) = self.life else { return };
+        let objects: Vec<ObjectRef> = self
+            .results
+            .iter()
+            .enumerate()
+            .filter_map(|(at, result)| {
+                Some(ObjectRef {
+                    key: (self.key)(at).clone(),
+                    generation: result.as_ref().ok()?.generation(),
+                })
+            })
+            .collect();
+        if !objects.is_empty() {
+            let tenant = self.link.tenant().clone();
+            let chore = self.grant.give_back(life, tenant, objects);
+            self.link.shared().outbox.push(chore);
+        }
+    }
+}
+
+fn key_parts(keys: &[ObjectKey]) -> impl Iterator<Item = Range<usize>> {
+    parts(keys, |key| key.as_str().len() + KEY_OVERHEAD)
+}
+
+fn ref_parts(objects: &[ObjectRef]) -> impl Iterator<Item = Range<usize>> {
+    parts(objects, |object| object.key.as_str().len() + REF_OVERHEAD)
+}
+
+fn texts(keys: &[ObjectKey]) -> Vec<String> {
+    keys.iter().map(|key| key.as_str().to_owned()).collect()
+}
+
+fn refs(objects: &[ObjectRef]) -> Vec<wire::ObjectRef> {
+    objects.iter().map(Into::into).collect()
+}
+
+fn segment_ids(segments: &[SegmentId]) -> Vec<u64> {
+    segments.iter().map(|id| id.0).collect()
+}
+
+/// The recency of a part: the epoch of the parts before it, and its own place in the prefix.
+fn part_recency(recency: Recency, epoch: Epoch, part: &Range<usize>) -> Recency {
+    let start = u32::try_from(part.start).unwrap_or(u32::MAX);
+    Recency {
+        epoch,
+        first_index: recency.first_index.saturating_add(start),
+    }
+}
+
+/// Whole milliseconds, rounded up.
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
