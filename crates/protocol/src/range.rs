@@ -285,7 +285,7 @@ pub(crate) fn gaps(
         .chain(std::iter::once(closing))
         .filter_map(move |r| {
             let gap = (at < r.start).then(|| ByteRange::spanning(at, r.start));
-            at = at.max(r.end);
+            at = r.end;
             gap
         })
 }

@@ -27,6 +27,8 @@ pub use codec::{Peek, peek, set_state};
 pub use verify::{ReadPiece, ReadPlan, Verified, VerifyError};
 pub use written::WrittenRanges;
 
+use std::fmt;
+
 use thiserror::Error;
 
 use crate::fingerprint::Fingerprint;
@@ -70,6 +72,16 @@ pub enum HeaderState {
     Sealed,
     /// The object is no more; its bytes may still be under a lease.
     Removed,
+}
+
+impl fmt::Display for HeaderState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Writing => "being written",
+            Self::Sealed => "sealed",
+            Self::Removed => "removed",
+        })
+    }
 }
 
 /// Which checksums the rows carry.
@@ -214,7 +226,7 @@ pub enum HeaderError {
         found: Option<Fingerprint>,
     },
     /// The object is not whole yet, or no more.
-    #[error("the object is {state:?}, not sealed")]
+    #[error("the object is {state}, not sealed")]
     NotSealed {
         /// Its state.
         state: HeaderState,

@@ -69,6 +69,22 @@ impl WrittenRanges {
         }
     }
 
+    /// Notes that bytes of `range` may have been written by more than one transfer at a time: which of
+    /// them came last is not known, so checksums of rows in it no longer count.
+    pub fn mark_stale(&mut self, range: ByteRange) {
+        let first = self
+            .entries
+            .partition_point(|e| e.range.end() <= range.start());
+        let touched = self.entries[first..]
+            .iter_mut()
+            .take_while(|e| e.range.overlaps(range));
+        for entry in touched {
+            if let Sum::Known(_) = entry.sum {
+                entry.sum = Sum::Stale;
+            }
+        }
+    }
+
     /// The rows whose bytes must be read again to know their checksum, in ascending order.
     pub fn stale(&self) -> impl Iterator<Item = ByteRange> {
         self.entries

@@ -37,8 +37,14 @@ fn signature() -> LayoutSignature {
 // A change of these values turns every stored block into a miss: it needs a new schema version.
 #[test]
 fn digests_keep_their_values() {
-    assert_eq!(FIELDS.fingerprint().to_string(), "1961209bbddfcb80dbb829383f9a27b3");
-    assert_eq!(signature().digest().to_string(), "e17c0014b10aacef3585aa446c3355d5");
+    assert_eq!(
+        FIELDS.fingerprint().to_string(),
+        "1961209bbddfcb80dbb829383f9a27b3"
+    );
+    assert_eq!(
+        signature().digest().to_string(),
+        "e17c0014b10aacef3585aa446c3355d5"
+    );
 }
 
 #[test]

@@ -145,6 +145,22 @@ fn the_longest_header_is_written_and_read() {
 }
 
 #[test]
+fn a_table_of_more_rows_than_any_writer_may_have_is_refused() {
+    let mut bytes = vec![0; MAX_HEADER_LEN];
+    header().encode_into(&mut bytes).expect("fits");
+    let rows = u32::try_from(MAX_ROWS + 1).expect("small");
+    bytes[68..72].copy_from_slice(&rows.to_le_bytes());
+    reseal(&mut bytes, 128 + (MAX_ROWS + 1) * 24);
+    assert_eq!(
+        ObjectHeader::decode(&bytes),
+        Err(HeaderError::Malformed {
+            field: "number of rows",
+            value: rows.into(),
+        })
+    );
+}
+
+#[test]
 fn what_a_reader_was_promised_is_checked() {
     let (tenant, name) = (Tenant::default(), key("model@0a0b@0"));
     let good = header();

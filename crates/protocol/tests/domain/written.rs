@@ -111,6 +111,7 @@ fn rows_that_do_not_touch_are_kept_until_the_gaps_are_filled() {
 enum Step {
     Write(ByteRange, u8, bool),
     Fail(ByteRange, u8),
+    Race(ByteRange, u8),
     Recompute,
 }
 
@@ -121,10 +122,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     // Fixed units, as writers cut them, so that exact rewrites happen.
     let units = (0..LEN / 10).prop_map(|unit| range(unit * 10, unit * 10 + 10));
     let place = prop_oneof![ranges, units];
+    let race = place.clone();
     let step = prop_oneof![
         8 => (place.clone(), any::<u8>(), prop::bool::weighted(0.9))
             .prop_map(|(r, seed, known)| Step::Write(r, seed, known)),
         1 => (place, any::<u8>()).prop_map(|(r, seed)| Step::Fail(r, seed)),
+        1 => (race, any::<u8>()).prop_map(|(r, seed)| Step::Race(r, seed)),
         2 => Just(Step::Recompute),
     ];
     prop::collection::vec(step, 0..40)
@@ -165,6 +168,12 @@ proptest! {
                     }
                     written.forget(range);
                     covered.remove(range);
+                }
+                Step::Race(range, seed) => {
+                    for at in range.start()..range.end() {
+                        stored[usize::try_from(at).expect("small")] ^= seed;
+                    }
+                    written.mark_stale(range);
                 }
                 Step::Recompute => {
                     for range in written.stale().collect::<Vec<_>>() {
