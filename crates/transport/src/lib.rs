@@ -26,6 +26,7 @@ mod error;
 mod job;
 mod memory;
 mod racy;
+mod shm;
 mod stats;
 mod transfer;
 

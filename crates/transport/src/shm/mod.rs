@@ -1,0 +1,8 @@
+//! Shared memory
+mod cma;
+mod greeting;
+mod raw;
+mod slots;
+mod socket;
+mod table;
+mod wire;
