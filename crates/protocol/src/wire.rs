@@ -5,7 +5,6 @@
 #![expect(
     missing_docs,
     unused_qualifications,
-    unreachable_pub,
     clippy::pedantic,
     clippy::allow_attributes_without_reason,
     reason = "generated code; the .proto files are its documentation"

@@ -1,0 +1,207 @@
+//! Every transport beside the machine's own limit, in turns in one run, and what safety costs.
+//!
+//! Local and shm stand beside a plain copy of the same scattered pieces with as many threads, tcp
+//! beside raw loopback sockets with as many streams and writes of the same size. A round measures each
+//! once; the table has the medians.
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use anyhow::Result;
+use layercake_benches::driver::{Driver, Safety};
+use layercake_benches::limits::{RawSockets, Scatter, copy_scattered, scatter};
+use layercake_benches::peer::{Peer, serve_if_child};
+use layercake_benches::table::{Table, gigabytes_per_second, median};
+use layercake_transport::{Direction, EngineConfig, TransportKind};
+
+const MEMORY: u64 = 256 << 20;
+const ROUNDS: usize = 7;
+const KINDS: [TransportKind; 3] = [TransportKind::Local, TransportKind::Shm, TransportKind::Tcp];
+const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+fn main() -> Result<()> {
+    serve_if_child();
+    // `cargo test --benches` only wants to know that it starts.
+    if std::env::args().any(|argument| argument == "--test") {
+        return Ok(());
+    }
+    let peer = Arc::new(Peer::start(MEMORY)?);
+    let drivers = KINDS
+        .iter()
+        .map(|kind| Driver::start(*kind, &peer))
+        .collect::<Result<Vec<_>>>()?;
+    throughput(&drivers)?;
+    safety(&drivers)
+}
+
+/// The pieces of one measured call, and how often it is repeated for a round.
+struct Shape {
+    len: u64,
+    places: Vec<Scatter>,
+    repeats: u64,
+}
+
+impl Shape {
+    fn new(len: u64, many: bool) -> Self {
+        let fit = MEMORY / len;
+        let count = if many { fit.min(1024) } else { 1 };
+        let places = scatter(as_usize(count), as_usize(len));
+        // About 256 MiB a round, and no more than 2,000 calls.
+        let repeats = (MEMORY / (count * len)).clamp(1, 2000);
+        Self {
+            len,
+            places,
+            repeats,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.len * self.places.len() as u64 * self.repeats
+    }
+
+    fn name(&self) -> String {
+        let size = match self.len >> 20 {
+            0 => format!("{} KiB", self.len >> 10),
+            mebibytes => format!("{mebibytes} MiB"),
+        };
+        format!("{} x {size}", self.places.len())
+    }
+}
+
+fn as_usize(value: u64) -> usize {
+    usize::try_from(value).expect("benches run where 256 MiB can be addressed")
+}
+
+fn throughput(drivers: &[Driver]) -> Result<()> {
+    let config = EngineConfig::default();
+    let threads = usize::from(config.copy_threads.get()).max(1);
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let streams = usize::from(config.lanes.get());
+    println!(
+        "GB/s, medians of {ROUNDS} rounds; {cores} cores, {threads} copy threads, {streams} streams"
+    );
+
+    let mut table = Table::new(&[
+        "pieces",
+        "copy",
+        "local w",
+        "local r",
+        "shm w",
+        "shm r",
+        "socket",
+        "tcp w",
+        "tcp r",
+        "local/copy",
+        "shm/copy",
+        "tcp/socket",
+    ]);
+    let source = vec![7; as_usize(MEMORY)];
+    let mut target = vec![0; as_usize(MEMORY)];
+    for len in SIZES {
+        for many in [false, true] {
+            let shape = Shape::new(len, many);
+            let mut copy = Vec::new();
+            let mut socket = Vec::new();
+            let mut moved = vec![Vec::new(); drivers.len() * 2];
+            let per_stream = shape.bytes() / streams as u64;
+            let mut raw = RawSockets::connect(streams, as_usize(len.min(1 << 20)), per_stream)?;
+            for _ in 0..ROUNDS {
+                // The caller of a transfer takes part in copying, beside the copy threads.
+                let workers = if many { (threads + 1).min(cores) } else { 1 };
+                copy.push(gigabytes_per_second(shape.bytes(), || {
+                    for _ in 0..shape.repeats {
+                        copy_scattered(&source, &mut target, &shape.places, as_usize(len), workers);
+                    }
+                }));
+                let mut sent = Ok(std::time::Duration::ZERO);
+                socket.push(gigabytes_per_second(shape.bytes(), || {
+                    sent = raw.send(&source, per_stream);
+                }));
+                sent?;
+                for (index, driver) in drivers.iter().enumerate() {
+                    for (side, direction) in [Direction::Write, Direction::Read].iter().enumerate()
+                    {
+                        moved[index * 2 + side].push(measure(
+                            driver,
+                            *direction,
+                            &shape,
+                            Safety::ON,
+                        )?);
+                    }
+                }
+            }
+            let (copy, socket) = (median(copy), median(socket));
+            let moved: Vec<f64> = moved.into_iter().map(median).collect();
+            let mut cells = vec![shape.name(), number(copy)];
+            cells.extend(moved[..4].iter().map(|value| number(*value)));
+            cells.push(number(socket));
+            cells.extend(moved[4..].iter().map(|value| number(*value)));
+            cells.push(percent(moved[0].min(moved[1]) / copy));
+            cells.push(percent(moved[2].min(moved[3]) / copy));
+            cells.push(percent(moved[4].min(moved[5]) / socket));
+            table.row(cells);
+        }
+    }
+    print!("{}", table.render());
+    Ok(())
+}
+
+fn measure(driver: &Driver, direction: Direction, shape: &Shape, safety: Safety) -> Result<f64> {
+    let batch = driver.batch(direction, &shape.places, shape.len, safety)?;
+    let mut result = Ok(());
+    let speed = gigabytes_per_second(shape.bytes(), || {
+        for _ in 0..shape.repeats {
+            if result.is_ok() {
+                result = driver.finish(batch.clone());
+            }
+        }
+    });
+    result.map(|()| speed)
+}
+
+fn safety(drivers: &[Driver]) -> Result<()> {
+    println!(
+        "\ncost of safety at 1024 x 64 KiB (time with, over time without, both directions together)"
+    );
+    let mut table = Table::new(&["transport", "generation checks", "checksums"]);
+    let shape = Shape::new(64 << 10, true);
+    for (kind, driver) in KINDS.iter().zip(drivers) {
+        let generation = Safety {
+            generation: true,
+            ..Safety::OFF
+        };
+        let mut ratios = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS * 2 {
+            for (safety, ratios) in [generation, Safety::ON].into_iter().zip(&mut ratios) {
+                let base = if safety == Safety::ON {
+                    generation
+                } else {
+                    Safety::OFF
+                };
+                let mut with = 0.0;
+                let mut without = 0.0;
+                for direction in Direction::ALL {
+                    without += 1.0 / measure(driver, direction, &shape, base)?;
+                    with += 1.0 / measure(driver, direction, &shape, safety)?;
+                }
+                ratios.push(with / without - 1.0);
+            }
+        }
+        let [generation, checksum] = ratios.map(median);
+        table.row(vec![
+            kind.to_string(),
+            percent(generation),
+            percent(checksum),
+        ]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}
+
+fn number(value: f64) -> String {
+    format!("{value:.2}")
+}
+
+fn percent(ratio: f64) -> String {
+    format!("{:.1} %", ratio * 100.0)
+}
