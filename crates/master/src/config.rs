@@ -63,7 +63,7 @@ impl Default for Limits {
         Self {
             challenges: 4096,
             tickets: 65_536,
-            ticket_unused: Duration::from_secs(3600),
+            ticket_unused: Duration::from_hours(1),
             batches_per_stream: 4,
             waits_per_stream: 4096,
             queued_frames: 256,
@@ -135,7 +135,7 @@ impl MasterConfig {
                 "over zero, and at most half of the time to live",
             );
         }
-        if self.shutdown_grace > Duration::from_secs(60) {
+        if self.shutdown_grace > Duration::from_mins(1) {
             return refuse(
                 "shutdown_grace",
                 format!("{:?}", self.shutdown_grace),
@@ -245,7 +245,13 @@ mod tests {
         }
         let mut config = MasterConfig::default();
         config.state.shards = 3;
-        assert!(config.validate().unwrap_err().to_string().contains("shards"));
+        assert!(
+            config
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("shards")
+        );
     }
 
     #[test]
@@ -254,7 +260,12 @@ mod tests {
         let (one, two) = (config.state_in(Term(7)), config.state_in(Term(8)));
         assert!(two.first_generation.0 - one.first_generation.0 == 1 << 32);
         assert!(two.first_epoch > one.first_epoch);
-        assert!(config.state_in(Term(MasterConfig::MAX_TERM)).validate().is_ok());
+        assert!(
+            config
+                .state_in(Term(MasterConfig::MAX_TERM))
+                .validate()
+                .is_ok()
+        );
         assert!(config.term_or_clock().0 > 1_700_000_000);
     }
 }

@@ -164,10 +164,11 @@ mod tests {
         wire::AuthenticateRequest {
             client_nonce: hello.nonce.clone(),
             master_nonce: response.nonce.clone(),
-            proof: token.map_or_else(Vec::new, |token| {
-                token.prove(Side::Initiator, &nonces.0, &nonces.1).to_vec()
-            })
-            .into(),
+            proof: token
+                .map_or_else(Vec::new, |token| {
+                    token.prove(Side::Initiator, &nonces.0, &nonces.1).to_vec()
+                })
+                .into(),
         }
     }
 

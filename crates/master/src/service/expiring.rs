@@ -75,7 +75,8 @@ impl<K: Eq + Hash, V> Expiring<K, V> {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
 }
@@ -98,7 +99,10 @@ mod tests {
         }
         assert!(!table.touch(at(100), &"unused"));
         assert!(table.touch(at(105), &"used"));
-        assert!(!table.touch(at(200), &"used"), "nothing outlives a long silence");
+        assert!(
+            !table.touch(at(200), &"used"),
+            "nothing outlives a long silence"
+        );
         assert_eq!(table.len(), 0);
     }
 

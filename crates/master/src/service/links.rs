@@ -143,9 +143,15 @@ impl Links {
         }
     }
 
-    /// The member is gone for good.
+    /// The member left: its commands are moot. Its stream may live on, and the member may join again.
     pub(crate) fn forget(&self, member: ClientId) {
-        self.members.lock().remove(&member);
+        let mut members = self.members.lock();
+        if let Some(link) = members.get_mut(&member) {
+            link.pending.clear();
+            if link.stream.is_none() {
+                members.remove(&member);
+            }
+        }
     }
 
     /// Repeats what is long unanswered, and forgets members without a stream for `ttl`.

@@ -125,7 +125,10 @@ impl Replays {
         let mut clients = self.clients.lock();
         if record.answer.set(answer).is_ok()
             && let Some(client) = clients.get_mut(&client)
-            && client.calls.iter().any(|(_, _, own)| Arc::ptr_eq(own, record))
+            && client
+                .calls
+                .iter()
+                .any(|(_, _, own)| Arc::ptr_eq(own, record))
         {
             client.keys += keys;
             while client.calls.len() > self.answers

@@ -28,8 +28,11 @@ type Index = usize;
 
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    topics: Mutex<HashMap<Topic, Vec<(Index, Arc<Inbox>)>>>,
+    topics: Mutex<HashMap<Topic, Vec<Waiting>>>,
 }
+
+/// A call, and which of its topics it is.
+type Waiting = (Index, Arc<Inbox>);
 
 #[derive(Debug, Default)]
 struct Inbox {

@@ -1,0 +1,261 @@
+//! Put sessions, and taking objects away.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::convert::{Context, PutStartAnswer, encode_key_results};
+use layercake_protocol::endpoint::Endpoint;
+use layercake_protocol::error::{Refusal, WireError};
+use layercake_protocol::ids::SegmentId;
+use layercake_protocol::key::Tenant;
+use layercake_protocol::replica::{ObjectRef, Recency, ReplicateConfig};
+use layercake_protocol::wire;
+use layercake_protocol::wire::master_frame::Response;
+use regex::{Regex, RegexBuilder};
+
+use super::{
+    Core, Places, Run, breathe, caller, check_len, key_runs, object_runs, position, runs,
+    segment_ids,
+};
+use crate::service::replay::{Answer, Role};
+use crate::state::{Caller, Location, Moment, PutBatch, State};
+
+/// How long a repeated call waits for the first one, which is still being carried out.
+const REPEAT_WAIT: Duration = Duration::from_secs(30);
+
+/// Memory that one pattern may take, in bytes.
+const PATTERN_BYTES: usize = 1 << 20;
+
+/// Carries a call out once, however often it is repeated under its request id. Without an id (0) it
+/// can't be told from another.
+async fn once(
+    core: &Arc<Core>,
+    context: &Context,
+    call: impl Future<Output = Answer>,
+) -> Result<Answer, Refusal> {
+    if context.request.0 == 0 {
+        return Ok(call.await);
+    }
+    match core
+        .replays
+        .begin(core.now(), context.client, context.request)
+    {
+        Role::First(record) => {
+            let answer = call.await;
+            core.replays.finish(context.client, &record, answer.clone());
+            Ok(answer)
+        }
+        Role::Repeated(record) => tokio::time::timeout(REPEAT_WAIT, record.answer())
+            .await
+            .map_err(|_| Refusal::InProgress),
+    }
+}
+
+/// A request id was used for another kind of call before.
+fn reused(context: &Context) -> Refusal {
+    Refusal::invalid(format!(
+        "request id {} belongs to an earlier call of another kind",
+        context.request
+    ))
+}
+
+pub(super) async fn put_start(
+    core: &Arc<Core>,
+    context: &Context,
+    request: wire::PutStartRequest,
+    upsert: bool,
+) -> Result<Response, Refusal> {
+    check_len(request.entries.len())?;
+    let config = request
+        .config
+        .ok_or(WireError::Missing { field: "config" })?
+        .try_into()?;
+    let endpoint: Option<Endpoint> = request.endpoint.map(TryInto::try_into).transpose()?;
+    let start = Start {
+        entries: request.entries,
+        config,
+        recency: request.recency.map(Into::into).unwrap_or_default(),
+        location: endpoint.as_ref().map(Location::from),
+        unreachable: segment_ids(&request.unreachable_segments),
+        upsert,
+    };
+    let entries = start.entries.len();
+    let answer = once(core, context, async {
+        Answer::PutStart(Arc::new(start.carry_out(core, context).await))
+    });
+    match answer.await? {
+        Answer::PutStart(answer) if answer.results.len() == entries => {
+            Ok(Response::PutStart(answer.as_ref().into()))
+        }
+        _ => Err(reused(context)),
+    }
+}
+
+/// A put start that makes sense as a whole.
+struct Start {
+    entries: Vec<wire::PutStart>,
+    config: ReplicateConfig,
+    recency: Recency,
+    location: Option<Location>,
+    unreachable: Vec<SegmentId>,
+    upsert: bool,
+}
+
+impl Start {
+    async fn carry_out(self, core: &Arc<Core>, context: &Context) -> PutStartAnswer {
+        let caller = caller(context, self.location);
+        let mut epoch = self.recency.epoch;
+        let mut results = Vec::with_capacity(self.entries.len());
+        for run in runs(self.entries.into_iter().map(TryInto::try_into)) {
+            match run {
+                Run::Good(puts) => {
+                    let keys = puts.len();
+                    let first = self.recency.first_index;
+                    let batch = PutBatch {
+                        puts,
+                        config: &self.config,
+                        recency: Recency {
+                            epoch,
+                            first_index: first.saturating_add(position(results.len())),
+                        },
+                        unreachable: &self.unreachable,
+                        upsert: self.upsert,
+                    };
+                    let (started, drawn) = core.state.put_start(core.now(), &caller, batch);
+                    results.extend(started);
+                    epoch = drawn;
+                    // A take-over fences the former writer: the sooner the better.
+                    core.dispatch();
+                    breathe(keys).await;
+                }
+                Run::Bad(refusal) => results.push(Err(refusal)),
+            }
+        }
+        let mut places = Places::new(&core.state);
+        for replica in results.iter().flatten().flat_map(|put| &put.replicas) {
+            // The writer finds out if its segment went away already.
+            places.add(replica);
+        }
+        PutStartAnswer {
+            segments: places.into_segments(),
+            results,
+            epoch,
+            discard_after: core.state.terms().discard_after,
+        }
+    }
+}
+
+type End = fn(&State, Moment, &Caller, &[ObjectRef]) -> Vec<Result<(), Refusal>>;
+
+/// Ends sessions one way or the other; both ways are harmless to repeat.
+async fn end(
+    core: &Arc<Core>,
+    context: &Context,
+    objects: Vec<wire::ObjectRef>,
+    end: End,
+) -> Result<Response, Refusal> {
+    check_len(objects.len())?;
+    let caller = caller(context, None);
+    let mut results = Vec::with_capacity(objects.len());
+    for run in object_runs(objects) {
+        match run {
+            Run::Good(objects) => {
+                results.extend(end(&core.state, core.now(), &caller, &objects));
+                core.dispatch();
+                breathe(objects.len()).await;
+            }
+            Run::Bad(refusal) => results.push(Err(refusal)),
+        }
+    }
+    Ok(Response::Results(encode_key_results(&results)))
+}
+
+pub(super) async fn put_end(
+    core: &Arc<Core>,
+    context: &Context,
+    request: wire::PutEndRequest,
+) -> Result<Response, Refusal> {
+    end(core, context, request.objects, State::put_end).await
+}
+
+pub(super) async fn put_revoke(
+    core: &Arc<Core>,
+    context: &Context,
+    request: wire::PutRevokeRequest,
+) -> Result<Response, Refusal> {
+    end(core, context, request.objects, State::put_revoke).await
+}
+
+pub(super) async fn remove(
+    core: &Arc<Core>,
+    context: &Context,
+    request: wire::RemoveRequest,
+) -> Result<Response, Refusal> {
+    check_len(request.keys.len())?;
+    let tenant = &context.tenant;
+    let keys = request.keys.len();
+    let answer = once(core, context, async {
+        Answer::Results(remove_keys(core, tenant, &request).await.into())
+    });
+    match answer.await? {
+        Answer::Results(results) if results.len() == keys => {
+            Ok(Response::Results(encode_key_results(&results)))
+        }
+        _ => Err(reused(context)),
+    }
+}
+
+async fn remove_keys(
+    core: &Arc<Core>,
+    tenant: &Tenant,
+    request: &wire::RemoveRequest,
+) -> Vec<Result<(), Refusal>> {
+    let mut results = Vec::with_capacity(request.keys.len());
+    for run in key_runs(&request.keys) {
+        match run {
+            Run::Good(keys) => {
+                results.extend(core.state.remove(core.now(), tenant, &keys, request.force));
+                core.dispatch();
+                breathe(keys.len()).await;
+            }
+            Run::Bad(refusal) => results.push(Err(refusal)),
+        }
+    }
+    results
+}
+
+fn pattern(text: &str) -> Result<Regex, Refusal> {
+    RegexBuilder::new(text)
+        .size_limit(PATTERN_BYTES)
+        .build()
+        .map_err(|error| Refusal::invalid(format!("pattern {text:?}: {error}")))
+}
+
+pub(super) async fn remove_matching(
+    core: &Arc<Core>,
+    context: &Context,
+    request: wire::RemoveMatchingRequest,
+) -> Result<Response, Refusal> {
+    let pattern = pattern(&request.pattern)?;
+    let answer = once(core, context, async {
+        let (tenant, shared) = (context.tenant.clone(), Arc::clone(core));
+        // A look at every key of the table: not on a thread that answers others.
+        let scan = core.work.spawn_blocking(move || {
+            let matches = |key: &str| pattern.is_match(key);
+            let now = shared.now();
+            shared
+                .state
+                .remove_matching(now, &tenant, &matches, request.force)
+        });
+        let removed = scan.await.unwrap_or(0);
+        core.dispatch();
+        Answer::Removed(removed)
+    });
+    match answer.await? {
+        Answer::Removed(removed) => Ok(Response::RemoveMatching(wire::RemoveMatchingResponse {
+            removed,
+        })),
+        _ => Err(reused(context)),
+    }
+}
