@@ -54,6 +54,26 @@ impl LocalSlice {
         self.len == 0
     }
 
+    /// A part of it; `None` if that does not lie inside.
+    pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        let place = match &self.place {
+            Place::Registered {
+                memory,
+                offset: base,
+            } => Place::Registered {
+                memory: memory.clone(),
+                offset: base + offset,
+            },
+            Place::Raw { addr } => Place::Raw {
+                addr: addr.checked_add(usize::try_from(offset).ok()?)?,
+            },
+        };
+        Some(Self { place, len })
+    }
+
     /// The region it lies in, if registered.
     pub fn region(&self) -> Option<RegionId> {
         match &self.place {
