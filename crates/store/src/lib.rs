@@ -1,7 +1,14 @@
 //! The store of Layercake: a client library with range sessions, and the segment host.
 #![forbid(unsafe_code)]
 
+mod client;
 mod error;
 pub mod link;
+mod session;
 
+pub use client::{
+    ClientConfig, ClientStats, EndError, GetOptions, GetRequest, PrefixHit, PutOutcome, PutRequest,
+    Range, RangeRead, RangeWrite, ReadDone, StoreClient,
+};
 pub use error::StoreError;
+pub use session::{GetSession, PutSession};

@@ -1,0 +1,165 @@
+//! What all methods, sessions and background tasks of one client share.
+//!
+//! Each part has a lock of its own, and none is held while another is taken, across an await or while
+//! bytes move.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use layercake_protocol::ids::{Generation, SegmentId};
+use layercake_transport::Engine;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+use super::ClientConfig;
+use super::finisher::Finisher;
+use super::leases::Leases;
+use super::scratch::ScratchPool;
+use super::stats::Counters;
+use super::suspects::Suspects;
+use crate::link::MasterLink;
+use crate::session::PutShared;
+use crate::session::put_state::Phase;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) link: MasterLink,
+    pub(crate) engine: Engine,
+    pub(crate) config: ClientConfig,
+    pub(crate) leases: Leases,
+    pub(crate) finisher: Finisher,
+    pub(crate) suspects: Suspects,
+    pub(crate) puts: Puts,
+    pub(crate) scratch: ScratchPool,
+    pub(crate) counters: Counters,
+    /// Transfers whose callers went away.
+    orphans: TaskTracker,
+    runtime: Handle,
+}
+
+impl Core {
+    pub(super) fn new(
+        link: MasterLink,
+        engine: Engine,
+        config: ClientConfig,
+        runtime: Handle,
+    ) -> Self {
+        Self {
+            link,
+            scratch: ScratchPool::new(engine.clone()),
+            engine,
+            config,
+            leases: Leases::default(),
+            finisher: Finisher::default(),
+            suspects: Suspects::default(),
+            puts: Puts::default(),
+            counters: Counters::default(),
+            orphans: TaskTracker::new(),
+            runtime,
+        }
+    }
+
+    /// Work that goes on in the background if its future is dropped. All methods that change something
+    /// are made of it: no state hangs on whether a caller is still interested.
+    pub(crate) fn see_through<F>(self: &Arc<Self>, work: F) -> SeenThrough<F>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        SeenThrough {
+            core: Arc::clone(self),
+            work: Some(Box::pin(work)),
+        }
+    }
+
+    pub(super) fn orphans(&self) -> &TaskTracker {
+        &self.orphans
+    }
+
+    /// Segments that calls to the master must leave out.
+    pub(crate) fn unreachable(&self) -> Vec<SegmentId> {
+        self.suspects.segments()
+    }
+
+    /// A put session has come to its end.
+    pub(crate) fn settled(&self, put: &PutShared, phase: Phase) {
+        if !put.settle(phase) {
+            return;
+        }
+        match phase {
+            Phase::Committed => self.counters.puts_committed.one(),
+            Phase::Superseded => self.counters.puts_superseded.one(),
+            _ => self.counters.puts_revoked.one(),
+        }
+    }
+}
+
+/// See [`Core::see_through`].
+pub(crate) struct SeenThrough<F>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    core: Arc<Core>,
+    work: Option<Pin<Box<F>>>,
+}
+
+impl<F> Future for SeenThrough<F>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let work = self
+            .work
+            .as_mut()
+            .expect("a future is not polled after it is done");
+        let answer = std::task::ready!(work.as_mut().poll(cx));
+        self.work = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl<F> Drop for SeenThrough<F>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            let rest = async move { drop(work.await) };
+            self.core.orphans.spawn_on(rest, &self.core.runtime);
+        }
+    }
+}
+
+/// The put sessions by reservation, for as long as anything can move their bytes: until their owner and
+/// all of their transfers have let go of them, settled or not.
+#[derive(Debug, Default)]
+pub(crate) struct Puts(Mutex<HashMap<Generation, Weak<PutShared>>>);
+
+impl Puts {
+    pub(crate) fn add(&self, put: &Arc<PutShared>) {
+        let mut puts = self.0.lock();
+        if puts.len() == puts.capacity() {
+            puts.retain(|_, put| put.strong_count() > 0);
+        }
+        puts.insert(put.object.generation, Arc::downgrade(put));
+    }
+
+    pub(super) fn find(&self, generation: Generation) -> Option<Arc<PutShared>> {
+        self.0.lock().get(&generation).and_then(Weak::upgrade)
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<PutShared>> {
+        self.0.lock().values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// The time by which leases and waits are counted; a test may pause it.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

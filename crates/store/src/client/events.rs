@@ -1,0 +1,65 @@
+//! Put sessions that the master takes away (requirement S7).
+//!
+//! The session is marked at once, so it takes no ranges any more; the master is answered when none of
+//! its transfers is under way, since the memory is somebody else's from then on. A session that this
+//! client does not know is over already. The master repeats commands until they are answered.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::core::Core;
+use crate::link::{CommandId, SessionEvent};
+use crate::session::PutShared;
+use crate::session::put_state::Phase;
+
+/// The task that answers. Runs until the link is closed or it is dropped.
+pub(super) async fn drop_task(core: Arc<Core>, mut events: mpsc::Receiver<SessionEvent>) {
+    let mut answering: JoinSet<CommandId> = JoinSet::new();
+    let mut known = HashSet::new();
+    loop {
+        tokio::select! {
+            event = events.recv() => {
+                let Some(SessionEvent::Drop { command, sessions }) = event else {
+                    return;
+                };
+                if !known.insert(command) {
+                    continue;
+                }
+                let puts: Vec<Arc<PutShared>> = sessions
+                    .objects
+                    .iter()
+                    .filter_map(|object| core.puts.find(object.generation))
+                    .collect();
+                for put in &puts {
+                    core.settled(put, Phase::Superseded);
+                }
+                let core = Arc::clone(&core);
+                answering.spawn(async move {
+                    if drained(&core, &puts).await {
+                        core.link.fence_done(command, false);
+                    }
+                    command
+                });
+            }
+            Some(done) = answering.join_next() => {
+                if let Ok(command) = done {
+                    known.remove(&command);
+                }
+            }
+        }
+    }
+}
+
+/// Waits until no transfer of the sessions is under way. If that takes too long the command is left
+/// unanswered, and the master repeats it.
+async fn drained(core: &Core, puts: &[Arc<PutShared>]) -> bool {
+    for put in puts {
+        if put.idle(core.config.drain).await.is_err() {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,134 @@
+//! Ends what owners let go of: put sessions that were dropped, or whose end got no answer.
+//!
+//! A dropped session waits here, sealed and idle, until the master has answered: it is revoked, or, if
+//! its header was written and the commit may have been applied, its end is repeated. One call
+//! covers all that wait. A start of a key that waits here finishes it first (requirement R5). What the
+//! master did not answer for within [`GIVE_UP_AFTER`] is left to its time-outs.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::ObjectRef;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::core::Core;
+use super::now;
+use crate::session::put_state::Phase;
+use crate::session::{Intent, PutShared};
+
+/// How long a session waits for the master.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
+
+/// Pause before the master is asked again.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// Sessions that wait for their end.
+#[derive(Debug, Default)]
+pub(crate) struct Finisher {
+    queue: Mutex<Vec<Waiting>>,
+    wake: Notify,
+    /// One flush at a time, so that none asks for what another is asking for.
+    flushing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    put: Arc<PutShared>,
+    since: Instant,
+}
+
+impl Finisher {
+    /// Takes over a session that is sealed and idle.
+    pub(crate) fn settle_later(&self, put: Arc<PutShared>) {
+        self.queue.lock().push(Waiting { put, since: now() });
+        self.wake.notify_one();
+    }
+
+    /// Finishes what waits, if any of `keys` is among it.
+    pub(crate) async fn make_way<'a>(
+        &self,
+        core: &Core,
+        mut keys: impl Iterator<Item = &'a ObjectKey>,
+    ) {
+        let waits = {
+            let queue = self.queue.lock();
+            let waiting: HashSet<&ObjectKey> = queue.iter().map(|w| &w.put.object.key).collect();
+            !waiting.is_empty() && keys.any(|key| waiting.contains(key))
+        };
+        if waits {
+            self.flush(core).await;
+        }
+    }
+
+    /// Asks the master about everything that waits. `true` if nothing is left.
+    pub(crate) async fn flush(&self, core: &Core) -> bool {
+        let _one = self.flushing.lock().await;
+        let waiting = self.queue.lock().clone();
+        let (ends, revokes): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|waiting| waiting.put.intent() == Intent::End);
+        tokio::join!(
+            self.settle(core, Intent::End, ends),
+            self.settle(core, Intent::Revoke, revokes),
+        );
+        self.queue.lock().is_empty()
+    }
+
+    async fn settle(&self, core: &Core, intent: Intent, batch: Vec<Waiting>) {
+        if batch.is_empty() {
+            return;
+        }
+        let objects: Vec<ObjectRef> = batch.iter().map(|w| w.put.object.clone()).collect();
+        let answer = match intent {
+            Intent::End => core.link.put_end(&objects).await,
+            Intent::Revoke => core.link.put_revoke(&objects).await,
+        };
+        let phases: Vec<Option<Phase>> = match answer {
+            Ok(results) => results
+                .iter()
+                .map(|result| phase_after(intent, result))
+                .collect(),
+            Err(error) => {
+                tracing::debug!(%error, count = batch.len(), "sessions wait for the master");
+                vec![None; batch.len()]
+            }
+        };
+        let now = now();
+        let mut done = HashSet::with_capacity(batch.len());
+        for (waiting, phase) in batch.into_iter().zip(phases) {
+            let too_old = now.saturating_duration_since(waiting.since) >= GIVE_UP_AFTER;
+            if let Some(phase) = phase.or(too_old.then_some(Phase::Revoked)) {
+                core.settled(&waiting.put, phase);
+                done.insert(waiting.put.object.generation);
+            }
+        }
+        self.queue
+            .lock()
+            .retain(|waiting| !done.contains(&waiting.put.object.generation));
+    }
+}
+
+/// What the master's answer makes of a session; `None`: ask again.
+pub(super) fn phase_after(intent: Intent, result: &Result<(), Refusal>) -> Option<Phase> {
+    match (result, intent) {
+        (Ok(()), Intent::End) => Some(Phase::Committed),
+        (Ok(()), Intent::Revoke) => Some(Phase::Revoked),
+        (Err(Refusal::Superseded), _) => Some(Phase::Superseded),
+        (Err(Refusal::ShuttingDown | Refusal::WrongTerm), _) => None,
+        (Err(_), _) => Some(Phase::Revoked),
+    }
+}
+
+/// The task that flushes. Runs until it is dropped.
+pub(super) async fn finish_task(core: Arc<Core>) {
+    loop {
+        core.finisher.wake.notified().await;
+        while !core.finisher.flush(&core).await {
+            tokio::time::sleep(RETRY_AFTER).await;
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Writing and reading the headers in front of objects.
+
+use std::sync::Arc;
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::header::{Checksums, Expected, HeaderError, ObjectHeader};
+use layercake_transport::{Direction, PieceError};
+
+use super::core::Core;
+use super::fanout::Fanout;
+use super::places::Place;
+use super::scratch::Scratch;
+use crate::error::StoreError;
+use crate::session::PutShared;
+use crate::session::put_state::Phase;
+
+/// Writes the header of every object to all of its replicas, all in parallel. While its header is under
+/// way an object is not idle.
+pub(super) async fn write_headers(
+    core: &Core,
+    puts: &[Arc<PutShared>],
+) -> Vec<Result<(), StoreError>> {
+    let places = puts.iter().flat_map(|put| &put.places);
+    let total = places
+        .map(|place| u64::from(place.replica.header_len))
+        .sum();
+    if total == 0 {
+        return Vec::new();
+    }
+    let scratch = match core.scratch.take(total) {
+        Ok(scratch) => scratch,
+        Err(error) => return puts.iter().map(|_| Err(error.clone())).collect(),
+    };
+    let mut fanout = Fanout::new(Direction::Write, false);
+    let mut at = 0;
+    let mut results: Vec<_> = puts
+        .iter()
+        .enumerate()
+        .map(|(index, put)| push_header(core, &scratch, &mut at, (index, put), &mut fanout))
+        .collect();
+    puts.iter().for_each(|put| put.hold());
+    let mut flight = fanout.submit(&core.engine);
+    flight
+        .land(|(index, place), result| {
+            if let Err(error) = result {
+                results[index] = Err(header_failed(core, &puts[index], place, error));
+            }
+        })
+        .await;
+    puts.iter().for_each(|put| put.release());
+    scratch.recycle();
+    results
+}
+
+/// Encodes one object's header once per replica, since their places may differ in length.
+fn push_header(
+    core: &Core,
+    scratch: &Scratch,
+    at: &mut u64,
+    (index, put): (usize, &PutShared),
+    fanout: &mut Fanout<(usize, usize)>,
+) -> Result<(), StoreError> {
+    let checksums = if core.config.checksums {
+        Checksums::Crc32c
+    } else {
+        Checksums::None
+    };
+    let header = put.sealed_header(checksums);
+    let used = header.spec().encoded_len();
+    for (place_at, place) in put.places.iter().enumerate() {
+        let len = place.replica.header_len;
+        let mut bytes = vec![0; len as usize];
+        let written = header.encode_into(&mut bytes).and_then(|()| used.clone());
+        let used = written.map_err(|error| mismatch(place, &error))?.min(len);
+        // What lies behind the rows is not looked at: there is no need to move it.
+        scratch.copy_in(*at, &bytes[..used as usize])?;
+        let mut remote = place.header();
+        remote.len = used.into();
+        let local = scratch.slice(*at, remote.len)?;
+        *at += u64::from(len);
+        fanout.push(&place.target, local, remote, (index, place_at));
+    }
+    Ok(())
+}
+
+fn header_failed(core: &Core, put: &PutShared, place: usize, error: PieceError) -> StoreError {
+    if error == PieceError::Refused(layercake_transport::Refusal::StaleGeneration) {
+        core.settled(put, Phase::Superseded);
+        return Refusal::Superseded.into();
+    }
+    core.suspects.failed(&put.places[place].target, error);
+    StoreError::Transfer {
+        offset: 0,
+        len: 0,
+        source: error,
+    }
+}
+
+/// Decodes a header that was read and checks that it is what the master promised.
+pub(super) fn check_header(
+    place: &Place,
+    bytes: &[u8],
+    expected: &Expected<'_>,
+) -> Result<ObjectHeader, StoreError> {
+    let header = ObjectHeader::decode(bytes).map_err(|error| mismatch(place, &error))?;
+    let fits = header.check(expected).and_then(|()| header.check_sealed());
+    match fits {
+        Ok(()) => Ok(header),
+        Err(HeaderError::WrongFingerprint { expected, found }) => {
+            Err(StoreError::FingerprintMismatch { expected, found })
+        }
+        Err(error) => Err(mismatch(place, &error)),
+    }
+}
+
+fn mismatch(place: &Place, error: &HeaderError) -> StoreError {
+    StoreError::HeaderMismatch {
+        segment: place.replica.segment,
+        generation: place.replica.generation,
+        detail: error.to_string(),
+    }
+}

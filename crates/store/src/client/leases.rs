@@ -1,0 +1,237 @@
+//! Keeps the leases of open get sessions: renews them in time and gives them back in batches.
+//!
+//! The rules are [`LeaseTable`]'s; here are its lock and the two tasks that talk to the master. One
+//! renewal call covers all sessions that are due, and one give-back call all that have ended since
+//! the last. A renewal that fails because the master can't be reached is tried again until the lease is
+//! over; a give-back is not repeated, since the lease runs out by itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use layercake_protocol::ids::Generation;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::ObjectRef;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::core::Core;
+use super::now;
+use crate::error::StoreError;
+use crate::session::LeaseHold;
+use crate::session::lease::{Grant, Lease, LeaseTable};
+
+/// Bounds of the pause between two looks at what is due.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The leases of one client.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    inner: Mutex<Inner>,
+    /// The length of the last lease granted, in milliseconds: how often to look what is due.
+    lease_ms: AtomicU64,
+    /// Wakes the renewer: the first session was started.
+    started: Notify,
+    /// Wakes the giver.
+    ended: Notify,
+    /// Wakes starts that wait for a give-back.
+    gave: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    table: LeaseTable,
+    gives: Vec<ObjectRef>,
+}
+
+/// Announced starts that have no answer yet. Dropping it ends those without a grant.
+#[derive(Debug)]
+pub(crate) struct Starting<'a> {
+    core: &'a Arc<Core>,
+    keys: &'a [ObjectKey],
+    answered: usize,
+}
+
+/// Give-backs under way.
+struct Giving<'a> {
+    leases: &'a Leases,
+    objects: Vec<ObjectRef>,
+}
+
+impl Leases {
+    /// Announces starts of `keys` and waits until none of them is being given back.
+    pub(crate) async fn start<'a>(core: &'a Arc<Core>, keys: &'a [ObjectKey]) -> Starting<'a> {
+        let starting = Starting {
+            core,
+            keys,
+            answered: 0,
+        };
+        let leases = &core.leases;
+        {
+            let mut inner = leases.inner.lock();
+            keys.iter().for_each(|key| inner.table.begin_start(key));
+        }
+        loop {
+            let gave = leases.gave.notified();
+            tokio::pin!(gave);
+            gave.as_mut().enable();
+            let ready = {
+                let inner = leases.inner.lock();
+                keys.iter().all(|key| inner.table.may_start(key))
+            };
+            if ready {
+                return starting;
+            }
+            gave.await;
+        }
+    }
+
+    /// Ends one session's share in a lease.
+    pub(crate) fn end(&self, lease: &Arc<Lease>) {
+        let mut inner = self.inner.lock();
+        let Inner { table, gives } = &mut *inner;
+        table.end(lease, gives);
+        if !gives.is_empty() {
+            self.ended.notify_one();
+        }
+    }
+
+    pub(crate) fn sessions(&self) -> u64 {
+        self.inner.lock().table.sessions()
+    }
+
+    /// Gives back what has ended, in one call.
+    pub(crate) async fn give_back(&self, core: &Core) {
+        let objects = std::mem::take(&mut self.inner.lock().gives);
+        if objects.is_empty() {
+            return;
+        }
+        let giving = Giving {
+            leases: self,
+            objects,
+        };
+        match core.link.get_end(&giving.objects).await {
+            Ok(()) => core
+                .counters
+                .leases_returned
+                .add(giving.objects.len() as u64),
+            Err(error) => tracing::debug!(%error, count = giving.objects.len(), "leases run out"),
+        }
+    }
+
+    fn finish_start(
+        &self,
+        key: &ObjectKey,
+        granted: Option<(Generation, Grant)>,
+    ) -> Option<Arc<Lease>> {
+        let now = now();
+        let mut inner = self.inner.lock();
+        let Inner { table, gives } = &mut *inner;
+        let lease = table.finish_start(key, granted, now, gives);
+        if !gives.is_empty() {
+            self.ended.notify_one();
+        }
+        lease
+    }
+
+    fn pause(&self) -> Duration {
+        let lease = Duration::from_millis(self.lease_ms.load(Ordering::Relaxed));
+        (lease / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+}
+
+impl Starting<'_> {
+    /// The next key's answer; with a grant, a session's share in the lease.
+    pub(crate) fn answer(&mut self, granted: Option<(Generation, Grant)>) -> Option<LeaseHold> {
+        let key = self.keys.get(self.answered)?;
+        self.answered += 1;
+        let leases = &self.core.leases;
+        if let Some((_, grant)) = granted {
+            let ms = u64::try_from(grant.lease.as_millis()).unwrap_or(u64::MAX);
+            leases.lease_ms.store(ms, Ordering::Relaxed);
+            leases.started.notify_one();
+        }
+        let lease = leases.finish_start(key, granted)?;
+        Some(LeaseHold::new(lease, Arc::clone(self.core)))
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        for key in &self.keys[self.answered..] {
+            self.core.leases.finish_start(key, None);
+        }
+    }
+}
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        {
+            let mut inner = self.leases.inner.lock();
+            self.objects
+                .iter()
+                .for_each(|object| inner.table.gave(object));
+        }
+        self.leases.gave.notify_waiters();
+    }
+}
+
+/// The task that renews. Runs until it is dropped.
+pub(super) async fn renew_task(core: Arc<Core>) {
+    loop {
+        if core.leases.sessions() == 0 {
+            core.leases.started.notified().await;
+        }
+        tokio::time::sleep(core.leases.pause()).await;
+        renew_due(&core).await;
+    }
+}
+
+async fn renew_due(core: &Core) {
+    let sent = now();
+    let due = core
+        .leases
+        .inner
+        .lock()
+        .table
+        .due(sent, core.config.session_idle);
+    if due.is_empty() {
+        return;
+    }
+    let objects: Vec<ObjectRef> = due.iter().map(|lease| lease.object().clone()).collect();
+    match core.link.renew(&objects).await {
+        Ok(renewed) => {
+            let grant = Grant {
+                sent,
+                lease: renewed.lease,
+            };
+            for (lease, result) in due.iter().zip(renewed.results) {
+                settle(core, lease, grant, result.map_err(StoreError::from));
+            }
+        }
+        Err(error) => tracing::debug!(%error, count = due.len(), "leases could not be renewed"),
+    }
+}
+
+fn settle(core: &Core, lease: &Lease, grant: Grant, result: Result<(), StoreError>) {
+    match result {
+        Ok(()) => {
+            core.counters.leases_renewed.one();
+            lease.renewed(grant);
+        }
+        Err(error) if error.is_retryable() => {}
+        Err(_) => {
+            core.counters.leases_lost.one();
+            lease.lapse();
+        }
+    }
+}
+
+/// The task that gives back. Runs until it is dropped.
+pub(super) async fn give_task(core: Arc<Core>) {
+    loop {
+        core.leases.ended.notified().await;
+        core.leases.give_back(&core).await;
+    }
+}

@@ -1,0 +1,213 @@
+//! The store's client library.
+//!
+//! A [`StoreClient`] reads and writes objects: whole ones ([`StoreClient::put`], [`StoreClient::get`]) or
+//! by ranges in sessions ([`StoreClient::start_puts`], [`StoreClient::start_gets`]). Metadata goes over a
+//! [`MasterLink`], bytes through a transfer [`Engine`]; both are given, and may serve others too.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `lookup` | existence, prefixes, waiting, removal |
+//! | `objects` | whole objects, made of sessions |
+//! | `put_start`, `write`, `put_end` | put sessions |
+//! | `get_start`, `read` | get sessions |
+//! | `headers`, `refresh` | the record in front of each object |
+//! | `fanout`, `places`, `scratch` | one batch per peer out of many ranges |
+//! | `leases`, `finisher`, `events`, `suspects` | what goes on in the background |
+//!
+//! Batches are answered entry by entry, in order, and one bad entry never fails its neighbours. Calls
+//! that change something are seen through even if their future is dropped. Four tasks belong to a
+//! client; they end when its last handle is dropped or [`StoreClient::close`] is called.
+
+mod core;
+mod events;
+mod fanout;
+mod finisher;
+mod get_start;
+mod headers;
+mod leases;
+mod lookup;
+mod objects;
+mod places;
+mod put_end;
+mod put_start;
+mod read;
+mod refresh;
+mod scratch;
+mod stats;
+mod suspects;
+mod write;
+
+pub(crate) use self::core::Core;
+use self::core::now;
+pub use self::get_start::GetOptions;
+pub use self::lookup::PrefixHit;
+pub use self::objects::{GetRequest, PutOutcome, PutRequest};
+pub(crate) use self::places::Place;
+pub use self::put_end::EndError;
+pub use self::read::{RangeRead, ReadDone};
+pub use self::stats::ClientStats;
+pub use self::write::{Range, RangeWrite};
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::key::Tenant;
+use layercake_transport::Engine;
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::error::StoreError;
+use crate::link::MasterLink;
+
+/// How a client works. Plain data.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Namespace of all keys. Default: `default`.
+    pub tenant: Tenant,
+    /// Keep a checksum of every range that is written, and compare those of ranges that are read.
+    /// Default: on.
+    pub checksums: bool,
+    /// Leases of sessions that were not used for this long are not renewed any more. Default 60 s.
+    pub session_idle: Duration,
+    /// How long an end or a revoke waits for the session's transfers. Default 60 s.
+    pub drain: Duration,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            tenant: Tenant::default(),
+            checksums: true,
+            session_idle: Duration::from_secs(60),
+            drain: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A client of the store. Cheap to clone. See the module's text.
+#[derive(Clone)]
+pub struct StoreClient {
+    core: Arc<Core>,
+    tasks: Arc<Tasks>,
+}
+
+/// The client's background tasks. They end with the last handle.
+struct Tasks {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    _guard: DropGuard,
+}
+
+impl StoreClient {
+    /// A client over `link`, whose calls are for `config.tenant` from here on, and `engine`, whose
+    /// endpoint the link should have been given. Takes the link's session events: a link serves one
+    /// client.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn new(link: &MasterLink, engine: Engine, config: ClientConfig) -> Self {
+        let runtime = Handle::current();
+        let link = link.with_tenant(config.tenant.clone());
+        let events = link.session_events();
+        let core = Arc::new(Core::new(link, engine, config, runtime));
+        let stop = CancellationToken::new();
+        let tracker = TaskTracker::new();
+        let tasks = Tasks {
+            tracker,
+            _guard: stop.clone().drop_guard(),
+            stop,
+        };
+        tasks.spawn(leases::renew_task(Arc::clone(&core)));
+        tasks.spawn(leases::give_task(Arc::clone(&core)));
+        tasks.spawn(finisher::finish_task(Arc::clone(&core)));
+        tasks.spawn(suspects::probe_task(Arc::clone(&core)));
+        if let Some(events) = events {
+            tasks.spawn(events::drop_task(Arc::clone(&core), events));
+        }
+        Self {
+            core,
+            tasks: Arc::new(tasks),
+        }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// The engine that moves the bytes.
+    pub fn engine(&self) -> &Engine {
+        &self.core.engine
+    }
+
+    /// The link to the master, for this client's tenant.
+    pub fn link(&self) -> &MasterLink {
+        &self.core.link
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> ClientStats {
+        let counted = self.core.counters.snapshot();
+        let settled = counted.puts_committed + counted.puts_revoked + counted.puts_superseded;
+        ClientStats {
+            open_gets: self.core.leases.sessions(),
+            open_puts: counted.puts_started.saturating_sub(settled),
+            suspect_segments: self.core.suspects.len() as u64,
+            ..counted
+        }
+    }
+
+    /// Ends what is open: waits for calls under way, revokes put sessions that were dropped, gives leases
+    /// back, and stops the background tasks. Link and engine stay as they are. An error says that
+    /// something was left to the master's time-outs; the tasks are stopped all the same.
+    ///
+    /// Put sessions that the caller still holds are sealed and revoked as well.
+    pub async fn close(&self, deadline: Duration) -> Result<(), StoreError> {
+        let core = &self.core;
+        let work = async {
+            core.orphans().close();
+            core.orphans().wait().await;
+            for put in core.puts.all() {
+                if put.seal().is_ok() && put.idle(deadline).await.is_ok() {
+                    core.finisher.settle_later(put);
+                }
+            }
+            core.leases.give_back(core).await;
+            core.finisher.flush(core).await
+        };
+        let settled = tokio::time::timeout(deadline, work).await;
+        self.tasks.stop.cancel();
+        self.tasks.tracker.close();
+        self.tasks.tracker.wait().await;
+        match settled {
+            Ok(true) => Ok(()),
+            _ => Err(StoreError::Timeout {
+                what: "the client's open sessions",
+                after: deadline,
+            }),
+        }
+    }
+}
+
+impl Tasks {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stopped = self.stop.clone().cancelled_owned();
+        self.tracker.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stopped => {}
+            }
+        });
+    }
+}
+
+impl fmt::Debug for StoreClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreClient")
+            .field("link", &self.core.link)
+            .field("config", &self.core.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,348 @@
+//! Whole objects: put, upsert and get, made of sessions.
+//!
+//! A put follows the same placement policy as a session. Its bytes are cut at fixed units, so that a
+//! later reader of ranges can verify whole ones. A put that fails because a node is out of reach is tried
+//! once more, elsewhere. Gets move bytes in waves of bounded size, each lease renewed until its object
+//! is there.
+
+use std::num::NonZeroU64;
+
+use bytes::Bytes;
+use layercake_protocol::error::Refusal;
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::range::ByteRange;
+use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_transport::{Access, LocalSlice};
+
+use super::StoreClient;
+use super::get_start::GetOptions;
+use super::read::{RangeRead, ReadDone};
+use super::write::{Range, RangeWrite};
+use crate::error::StoreError;
+use crate::session::{GetSession, PutSession};
+
+/// The length at which a put cuts its bytes: one checksum for each.
+const UNIT: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
+
+/// Bytes that [`StoreClient::get`] has under way at a time, unless one object is larger.
+const WAVE: u64 = 64 << 20;
+
+/// One object to put.
+#[derive(Clone, Debug)]
+pub struct PutRequest {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Its bytes, piece after piece; at least one byte in all. Empty pieces are skipped.
+    pub pieces: Vec<LocalSlice>,
+    /// Objects of one group id are evicted together.
+    pub group: Option<String>,
+    /// Whose bytes these are.
+    pub fingerprint: Option<Fingerprint>,
+}
+
+impl PutRequest {
+    /// An object of these pieces, all else by default.
+    pub fn new(key: ObjectKey, pieces: Vec<LocalSlice>) -> Self {
+        Self {
+            key,
+            pieces,
+            group: None,
+            fingerprint: None,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.pieces
+            .iter()
+            .fold(0, |size, piece| size.saturating_add(piece.len()))
+    }
+
+    /// The pieces as ranges of at most [`UNIT`] bytes.
+    fn ranges(&self) -> Vec<Range> {
+        let mut ranges = Vec::with_capacity(self.pieces.len());
+        let mut at = 0;
+        for piece in &self.pieces {
+            for cut in ByteRange::to(piece.len()).split_every(UNIT) {
+                let local = piece.part(cut.start(), cut.len());
+                ranges.push(Range {
+                    offset: at + cut.start(),
+                    local: local.expect("a cut lies inside its piece"),
+                });
+            }
+            at += piece.len();
+        }
+        ranges
+    }
+}
+
+/// How a put ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PutOutcome {
+    /// The object is readable.
+    Stored,
+    /// The key had a complete object, which stays as it is.
+    Existed,
+    /// Another session is writing the key; nothing was stored.
+    InProgress,
+}
+
+/// Ranges of one object to get.
+#[derive(Clone, Debug)]
+pub struct GetRequest {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Which bytes, and where to.
+    pub ranges: Vec<Range>,
+}
+
+impl StoreClient {
+    /// Stores objects whose keys are free. The answers align with `requests`.
+    pub async fn put(
+        &self,
+        requests: Vec<PutRequest>,
+        config: &ReplicateConfig,
+    ) -> Vec<Result<PutOutcome, StoreError>> {
+        self.store(requests, config, false).await
+    }
+
+    /// Stores objects and replaces those that are there; readers see the old bytes until the new ones
+    /// are whole. An open put of the key is taken over.
+    pub async fn upsert(
+        &self,
+        requests: Vec<PutRequest>,
+        config: &ReplicateConfig,
+    ) -> Vec<Result<PutOutcome, StoreError>> {
+        self.store(requests, config, true).await
+    }
+
+    /// [`put`](Self::put) of bytes that are not registered: they are copied once more.
+    pub async fn put_bytes(
+        &self,
+        objects: &[(ObjectKey, &[u8])],
+        config: &ReplicateConfig,
+    ) -> Vec<Result<PutOutcome, StoreError>> {
+        let mut requests = Vec::with_capacity(objects.len());
+        for (key, bytes) in objects {
+            match self.registered(bytes) {
+                Ok(piece) => {
+                    requests.push(PutRequest::new(key.clone(), piece.into_iter().collect()))
+                }
+                Err(error) => return objects.iter().map(|_| Err(error.clone())).collect(),
+            }
+        }
+        self.put(requests, config).await
+    }
+
+    /// A registered copy of bytes; `None` if there are none.
+    fn registered(&self, bytes: &[u8]) -> Result<Option<LocalSlice>, StoreError> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let memory = self
+            .engine()
+            .register(bytes.to_vec().into(), Access::LocalOnly)?;
+        Ok(Some(memory.slice(0, memory.len())?))
+    }
+
+    async fn store(
+        &self,
+        requests: Vec<PutRequest>,
+        config: &ReplicateConfig,
+        replace: bool,
+    ) -> Vec<Result<PutOutcome, StoreError>> {
+        let mut answers: Vec<Option<Result<PutOutcome, StoreError>>> = Vec::new();
+        let mut open = Vec::with_capacity(requests.len());
+        for (index, request) in requests.iter().enumerate() {
+            if request.size() == 0 {
+                let refusal = Refusal::invalid("an object of 0 bytes: at least 1 byte is needed");
+                answers.push(Some(Err(refusal.into())));
+            } else {
+                answers.push(None);
+                open.push(index);
+            }
+        }
+        for last in [false, true] {
+            let batch: Vec<&PutRequest> = open.iter().map(|&index| &requests[index]).collect();
+            let results = self.store_once(&batch, config, replace).await;
+            let tried = std::mem::take(&mut open);
+            for (index, result) in tried.into_iter().zip(results) {
+                match &result {
+                    // The node is known to be out of reach now, and the next try goes elsewhere.
+                    Err(StoreError::Transfer { source, .. }) if source.is_retryable() && !last => {
+                        open.push(index);
+                    }
+                    _ => answers[index] = Some(result),
+                }
+            }
+            if open.is_empty() {
+                break;
+            }
+        }
+        let answers = answers.into_iter();
+        answers
+            .map(|answer| answer.unwrap_or(Err(StoreError::UnknownSession)))
+            .collect()
+    }
+
+    async fn store_once(
+        &self,
+        requests: &[&PutRequest],
+        config: &ReplicateConfig,
+        replace: bool,
+    ) -> Vec<Result<PutOutcome, StoreError>> {
+        let ranges: Vec<Vec<Range>> = requests.iter().map(|request| request.ranges()).collect();
+        let entries = requests
+            .iter()
+            .zip(&ranges)
+            .map(|(request, ranges)| PutStart {
+                header_rows: u32::try_from(ranges.len()).unwrap_or(u32::MAX),
+                group: request.group.clone(),
+                fingerprint: request.fingerprint,
+                ..PutStart::new(request.key.clone(), request.size())
+            });
+        let started = self
+            .start_writing(entries.collect(), config, Recency::default(), replace)
+            .await;
+        let mut answers: Vec<Result<PutOutcome, StoreError>> = Vec::with_capacity(requests.len());
+        let mut sessions: Vec<(usize, PutSession)> = Vec::with_capacity(requests.len());
+        let mut writes = Vec::with_capacity(requests.len());
+        for (index, (result, ranges)) in started.into_iter().zip(ranges).enumerate() {
+            answers.push(match result {
+                Ok(session) => {
+                    sessions.push((index, session));
+                    writes.push(ranges);
+                    Ok(PutOutcome::Stored)
+                }
+                Err(StoreError::Refused(Refusal::AlreadyExists)) => Ok(PutOutcome::Existed),
+                Err(StoreError::Refused(Refusal::InProgress)) => Ok(PutOutcome::InProgress),
+                Err(error) => Err(error),
+            });
+        }
+        let writes = sessions.iter().zip(writes);
+        let writes = writes
+            .map(|((_, session), ranges)| RangeWrite { session, ranges })
+            .collect();
+        let written = self.write_ranges(writes).await;
+        let mut whole = Vec::with_capacity(sessions.len());
+        let mut failed = Vec::new();
+        for ((index, session), result) in sessions.into_iter().zip(written) {
+            match result {
+                Ok(_) => whole.push((index, session)),
+                Err(error) => {
+                    answers[index] = Err(error);
+                    failed.push(session);
+                }
+            }
+        }
+        // What a revoke can't do now, the background does.
+        drop(self.revoke_puts(failed).await);
+        let (indices, whole): (Vec<usize>, Vec<PutSession>) = whole.into_iter().unzip();
+        for (index, ended) in indices.into_iter().zip(self.end_puts(whole).await) {
+            if let Err(failure) = ended {
+                answers[index] = Err(failure.error);
+            }
+        }
+        answers
+    }
+
+    /// Whole objects. The answers align with `keys`; a key may be there more than once.
+    pub async fn get(&self, keys: &[ObjectKey]) -> Vec<Result<Bytes, StoreError>> {
+        let sessions = self.start_gets(keys, GetOptions::default()).await;
+        let mut answers = Vec::with_capacity(sessions.len());
+        let mut wave: Vec<Result<GetSession, StoreError>> = Vec::new();
+        let mut bytes = 0_u64;
+        for session in sessions {
+            let size = session.as_ref().map_or(0, GetSession::size);
+            if bytes > 0 && bytes.saturating_add(size) > WAVE {
+                answers.extend(self.get_wave(std::mem::take(&mut wave)).await);
+                bytes = 0;
+            }
+            bytes = bytes.saturating_add(size);
+            wave.push(session);
+        }
+        answers.extend(self.get_wave(wave).await);
+        answers
+    }
+
+    async fn get_wave(
+        &self,
+        wave: Vec<Result<GetSession, StoreError>>,
+    ) -> Vec<Result<Bytes, StoreError>> {
+        let buffers: Vec<Result<_, StoreError>> = wave
+            .iter()
+            .map(|session| match session {
+                Ok(session) => {
+                    let buffer = self.core().scratch.take(session.size())?;
+                    let local = buffer.slice(0, session.size())?;
+                    Ok((buffer, local))
+                }
+                Err(error) => Err(error.clone()),
+            })
+            .collect();
+        let reads = wave.iter().zip(&buffers).filter_map(|(session, buffer)| {
+            let (session, (_, local)) = (session.as_ref().ok()?, buffer.as_ref().ok()?);
+            let ranges = vec![Range {
+                offset: 0,
+                local: local.clone(),
+            }];
+            Some(RangeRead { session, ranges })
+        });
+        let mut done = self.read_ranges(reads.collect()).await.into_iter();
+        let mut answers = Vec::with_capacity(wave.len());
+        for buffer in buffers {
+            answers.push(match buffer {
+                Ok((buffer, local)) => {
+                    let arrived = done.next().unwrap_or(Err(StoreError::UnknownSession));
+                    let bytes = match arrived {
+                        Ok(_) => copied(&buffer, local.len()),
+                        Err(error) => Err(error),
+                    };
+                    buffer.recycle();
+                    bytes
+                }
+                Err(error) => Err(error),
+            });
+        }
+        self.end_gets(wave.into_iter().flatten().collect()).await;
+        answers
+    }
+
+    /// Ranges of objects into local memory. The answers align with `requests`; a key may be there more
+    /// than once.
+    pub async fn get_into(&self, requests: Vec<GetRequest>) -> Vec<Result<ReadDone, StoreError>> {
+        let keys: Vec<ObjectKey> = requests.iter().map(|request| request.key.clone()).collect();
+        let sessions = self.start_gets(&keys, GetOptions::default()).await;
+        let reads = sessions
+            .iter()
+            .zip(requests)
+            .filter_map(|(session, request)| {
+                let session = session.as_ref().ok()?;
+                Some(RangeRead {
+                    session,
+                    ranges: request.ranges,
+                })
+            });
+        let mut done = self.read_ranges(reads.collect()).await.into_iter();
+        let mut answers = Vec::with_capacity(sessions.len());
+        let mut ended = Vec::with_capacity(sessions.len());
+        for session in sessions {
+            answers.push(match session {
+                Ok(session) => {
+                    ended.push(session);
+                    done.next().unwrap_or(Err(StoreError::UnknownSession))
+                }
+                Err(error) => Err(error),
+            });
+        }
+        self.end_gets(ended).await;
+        answers
+    }
+}
+
+fn copied(buffer: &super::scratch::Scratch, len: u64) -> Result<Bytes, StoreError> {
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+    buffer.copy_out(0, &mut bytes)?;
+    Ok(bytes.into())
+}

@@ -1,0 +1,109 @@
+//! Where replicas lie: what the master's answers name, resolved to what the transport needs.
+
+use std::sync::Arc;
+
+use layercake_protocol::endpoint::Endpoint;
+use layercake_protocol::ids::{Capability, RegionId, SegmentId};
+use layercake_protocol::range::ByteRange;
+use layercake_protocol::replica::{Replica, Segment};
+use layercake_transport::RemoteSlice;
+
+/// A segment as this client writes to and reads from it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) segment: SegmentId,
+    pub(crate) peer: Arc<Endpoint>,
+    region: RegionId,
+    capability: Capability,
+}
+
+impl Target {
+    /// A place in the segment without regard to what lies there.
+    pub(crate) fn untagged(&self, offset: u64, len: u64) -> RemoteSlice {
+        RemoteSlice {
+            region: self.region,
+            capability: self.capability,
+            offset,
+            len,
+            generation: None,
+        }
+    }
+}
+
+/// One replica of a session's object.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) target: Arc<Target>,
+    pub(crate) replica: Replica,
+}
+
+impl Place {
+    /// Bytes of the payload, which must lie inside the object.
+    pub(crate) fn payload(&self, range: ByteRange) -> RemoteSlice {
+        self.slice(self.replica.payload_offset() + range.start(), range.len())
+    }
+
+    /// The header.
+    pub(crate) fn header(&self) -> RemoteSlice {
+        self.slice(self.replica.offset, u64::from(self.replica.header_len))
+    }
+
+    /// The header and the whole payload of `size` bytes behind it.
+    pub(crate) fn whole(&self, size: u64) -> RemoteSlice {
+        self.slice(
+            self.replica.offset,
+            u64::from(self.replica.header_len) + size,
+        )
+    }
+
+    fn slice(&self, offset: u64, len: u64) -> RemoteSlice {
+        RemoteSlice {
+            generation: Some(self.replica.generation),
+            ..self.target.untagged(offset, len)
+        }
+    }
+}
+
+/// The segments of one answer. An answer names few, so they are searched one by one.
+#[derive(Debug)]
+pub(crate) struct Targets(Vec<Arc<Target>>);
+
+impl Targets {
+    pub(crate) fn new<'a>(segments: impl IntoIterator<Item = &'a Arc<Segment>>) -> Self {
+        let target = |segment: &Arc<Segment>| {
+            Arc::new(Target {
+                segment: segment.id,
+                peer: Arc::new(segment.endpoint.clone()),
+                region: segment.region,
+                capability: segment.capability,
+            })
+        };
+        Self(segments.into_iter().map(target).collect())
+    }
+
+    /// The places of an object of `size` bytes. Replicas in segments that the answer does not describe,
+    /// or whose offsets make no sense, are left out.
+    pub(crate) fn places(&self, replicas: &[Replica], size: u64) -> Vec<Place> {
+        replicas
+            .iter()
+            .filter(|replica| {
+                let header = u64::from(replica.header_len);
+                let end = replica
+                    .offset
+                    .checked_add(header)
+                    .and_then(|at| at.checked_add(size));
+                end.is_some()
+            })
+            .filter_map(|replica| {
+                let target = self
+                    .0
+                    .iter()
+                    .find(|target| target.segment == replica.segment)?;
+                Some(Place {
+                    target: Arc::clone(target),
+                    replica: *replica,
+                })
+            })
+            .collect()
+    }
+}

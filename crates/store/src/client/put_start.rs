@@ -1,0 +1,161 @@
+//! Starting put sessions.
+
+use std::sync::Arc;
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::header::HeaderSpec;
+use layercake_protocol::ids::Epoch;
+use layercake_protocol::key::Tenant;
+use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Recency, ReplicateConfig};
+
+use super::StoreClient;
+use super::core::Core;
+use super::places::Targets;
+use crate::error::StoreError;
+use crate::link::StartOptions;
+use crate::session::{PutHeader, PutSession, PutShared};
+
+impl StoreClient {
+    /// Reserves room for objects and opens a session on each, in one call to the master.
+    ///
+    /// Every entry has its own answer: [`Refusal::AlreadyExists`] and [`Refusal::InProgress`] are
+    /// ordinary ones, [`Refusal::NoSpace`] names the largest free piece. A session of this client on the
+    /// same key whose end is still open is finished first.
+    pub async fn start_puts(
+        &self,
+        entries: Vec<PutStart>,
+        config: &ReplicateConfig,
+        recency: Recency,
+    ) -> Vec<Result<PutSession, StoreError>> {
+        self.start_writing(entries, config, recency, false).await
+    }
+
+    /// As [`start_puts`](Self::start_puts), but a complete object of the key is replaced when the session
+    /// commits; until then the old one stays readable. An open reservation of the key is taken over.
+    pub async fn start_upserts(
+        &self,
+        entries: Vec<PutStart>,
+        config: &ReplicateConfig,
+        recency: Recency,
+    ) -> Vec<Result<PutSession, StoreError>> {
+        self.start_writing(entries, config, recency, true).await
+    }
+
+    pub(super) async fn start_writing(
+        &self,
+        entries: Vec<PutStart>,
+        config: &ReplicateConfig,
+        recency: Recency,
+        replace: bool,
+    ) -> Vec<Result<PutSession, StoreError>> {
+        let (core, config) = (Arc::clone(self.core()), config.clone());
+        let work = async move { start(&core, entries, &config, recency, replace).await };
+        self.core().see_through(work).await
+    }
+}
+
+async fn start(
+    core: &Arc<Core>,
+    entries: Vec<PutStart>,
+    config: &ReplicateConfig,
+    recency: Recency,
+    replace: bool,
+) -> Vec<Result<PutSession, StoreError>> {
+    if entries.is_empty() {
+        return Vec::new();
+    }
+    core.finisher
+        .make_way(core, entries.iter().map(|entry| &entry.key))
+        .await;
+    let unreachable = core.unreachable();
+    let options = StartOptions {
+        recency,
+        unreachable: &unreachable,
+    };
+    let started = if replace {
+        core.link.upsert_start(&entries, config, options).await
+    } else {
+        core.link.put_start(&entries, config, options).await
+    };
+    let started = match started {
+        Ok(started) => started,
+        Err(error) => return entries.iter().map(|_| Err(error.clone())).collect(),
+    };
+    let targets = Targets::new(&started.segments);
+    let mut unusable = Vec::new();
+    let sessions = entries.into_iter().zip(started.results).enumerate();
+    let sessions = sessions
+        .map(|(index, (entry, result))| {
+            let made = result?;
+            let object = ObjectRef {
+                key: entry.key.clone(),
+                generation: made.generation,
+            };
+            let index = prefix_index(&entry, recency, index);
+            let session = open(core, entry, &made, &targets, started.epoch, index);
+            session.inspect_err(|_| unusable.push(object))
+        })
+        .collect();
+    if !unusable.is_empty()
+        && let Err(error) = core.link.put_revoke(&unusable).await
+    {
+        tracing::debug!(%error, count = unusable.len(), "reservations are left to their time-out");
+    }
+    sessions
+}
+
+fn prefix_index(entry: &PutStart, recency: Recency, position: usize) -> u32 {
+    entry.prefix_index.unwrap_or_else(|| {
+        let position = u32::try_from(position).unwrap_or(u32::MAX);
+        recency.first_index.saturating_add(position)
+    })
+}
+
+/// Makes a session of a reservation.
+fn open(
+    core: &Arc<Core>,
+    entry: PutStart,
+    made: &PutStarted,
+    targets: &Targets,
+    epoch: Epoch,
+    prefix_index: u32,
+) -> Result<PutSession, StoreError> {
+    let places = targets.places(&made.replicas, entry.size);
+    if places.is_empty() || places.len() != made.replicas.len() {
+        return Err(Refusal::Unreachable.into());
+    }
+    let rows = rows(&core.config.tenant, &entry, &places)?;
+    let object = ObjectRef {
+        key: entry.key,
+        generation: made.generation,
+    };
+    let header = PutHeader {
+        tenant: core.config.tenant.clone(),
+        group: entry.group,
+        fingerprint: entry.fingerprint,
+        layout_id: entry.layout_id,
+        epoch,
+        prefix_index,
+    };
+    let shared = Arc::new(PutShared::new(object, entry.size, places, header, rows));
+    core.puts.add(&shared);
+    core.counters.puts_started.one();
+    Ok(PutSession::new(shared, Arc::clone(core)))
+}
+
+/// The rows that every replica's header has room for.
+fn rows(tenant: &Tenant, entry: &PutStart, places: &[super::Place]) -> Result<usize, StoreError> {
+    let spec = HeaderSpec {
+        tenant_len: tenant.as_str().len(),
+        key_len: entry.key.as_str().len(),
+        group_len: entry.group.as_ref().map_or(0, String::len),
+        rows: 0,
+    };
+    let capacities = places
+        .iter()
+        .map(|place| spec.row_capacity(place.replica.header_len));
+    match capacities.min() {
+        Some(rows) if rows > 0 => Ok(rows),
+        _ => Err(Refusal::invalid("the reserved place has no room for a header").into()),
+    }
+}

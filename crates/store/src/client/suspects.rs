@@ -1,0 +1,164 @@
+//! Segments that this client can't reach, whatever the master thinks (requirement S10).
+//!
+//! A transfer that fails because of the peer puts its segment here; from then on lookups and starts tell
+//! the master to leave it out, so what only it holds counts as absent, and nothing new is placed there.
+//! A later transfer that succeeds, or the prober's, takes it off the list. A segment that does not come
+//! back for [`FORGET_AFTER`] is dropped: by then the master has dropped it as well.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use layercake_protocol::ids::SegmentId;
+use layercake_transport::{Direction, PieceError, Refusal};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::core::{Core, now};
+use super::fanout::Fanout;
+use super::places::Target;
+
+/// How long a segment stays on the list without an answer.
+pub(super) const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// The list.
+#[derive(Debug, Default)]
+pub(crate) struct Suspects {
+    /// Its length, so that the common case costs no lock.
+    count: AtomicUsize,
+    list: Mutex<HashMap<SegmentId, Suspect>>,
+    added: Notify,
+}
+
+#[derive(Debug)]
+struct Suspect {
+    target: Arc<Target>,
+    since: Instant,
+}
+
+impl Suspects {
+    /// A piece to or from this segment failed.
+    pub(crate) fn failed(&self, target: &Arc<Target>, error: PieceError) {
+        if blames_peer(error) {
+            self.add(target);
+        }
+    }
+
+    fn add(&self, target: &Arc<Target>) {
+        let mut list = self.list.lock();
+        list.entry(target.segment).or_insert_with(|| {
+            tracing::debug!(segment = %target.segment, peer = %target.peer, "segment is out of reach");
+            Suspect { target: Arc::clone(target), since: now() }
+        });
+        self.count.store(list.len(), Ordering::Release);
+        self.added.notify_one();
+    }
+
+    /// A piece to or from this segment arrived.
+    pub(crate) fn clear(&self, segment: SegmentId) {
+        if self.is_empty() {
+            return;
+        }
+        let mut list = self.list.lock();
+        if list.remove(&segment).is_some() {
+            tracing::debug!(%segment, "segment is in reach again");
+        }
+        self.count.store(list.len(), Ordering::Release);
+    }
+
+    /// Drops those that have been here for too long.
+    pub(super) fn forget_old(&self, now: Instant) {
+        let mut list = self.list.lock();
+        list.retain(|_, suspect| now.saturating_duration_since(suspect.since) < FORGET_AFTER);
+        self.count.store(list.len(), Ordering::Release);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The segments to leave out.
+    pub(crate) fn segments(&self) -> Vec<SegmentId> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        self.list.lock().keys().copied().collect()
+    }
+
+    pub(super) fn targets(&self) -> Vec<Arc<Target>> {
+        let list = self.list.lock();
+        list.values()
+            .map(|suspect| Arc::clone(&suspect.target))
+            .collect()
+    }
+
+    /// Waits until there is something on the list.
+    pub(super) async fn any(&self) {
+        while self.is_empty() {
+            self.added.notified().await;
+        }
+    }
+}
+
+/// Whether a piece failed because of the peer or the way to it, rather than for its own sake.
+fn blames_peer(error: PieceError) -> bool {
+    match error {
+        PieceError::Refused(refusal) => matches!(
+            refusal,
+            Refusal::UnknownRegion | Refusal::BadCapability | Refusal::AccessDenied
+        ),
+        PieceError::Cancelled
+        | PieceError::LocalInvalid
+        | PieceError::LengthMismatch
+        | PieceError::ShutDown => false,
+        _ => true,
+    }
+}
+
+/// Pauses between two probes of what is on the list.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The task that looks whether suspects are back, by reading one byte of each. Runs until it is
+/// dropped.
+pub(super) async fn probe_task(core: Arc<Core>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        core.suspects.any().await;
+        tokio::time::sleep(pause).await;
+        core.suspects.forget_old(now());
+        probe(&core).await;
+        pause = if core.suspects.is_empty() {
+            FIRST_PAUSE
+        } else {
+            (pause * 2).min(LONGEST_PAUSE)
+        };
+    }
+}
+
+async fn probe(core: &Core) {
+    let targets = core.suspects.targets();
+    let Ok(scratch) = core.scratch.take(targets.len() as u64) else {
+        return;
+    };
+    let mut fanout = Fanout::new(Direction::Read, false);
+    for (at, target) in (0..).zip(&targets) {
+        if let Ok(local) = scratch.slice(at, 1) {
+            fanout.push(target, local, target.untagged(0, 1), target.segment);
+        }
+    }
+    let mut flight = fanout.submit(&core.engine);
+    flight
+        .land(|segment, result| {
+            if result.is_ok() {
+                core.suspects.clear(segment);
+            }
+        })
+        .await;
+    scratch.recycle();
+}

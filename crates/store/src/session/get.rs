@@ -1,0 +1,119 @@
+//! The handle on a get session.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::header::Row;
+use layercake_protocol::ids::Generation;
+use layercake_protocol::key::ObjectKey;
+
+use super::lease::Lease;
+use crate::client::{Core, Place};
+
+/// An object that is being read, under a lease that is renewed in the background. Made by
+/// [`StoreClient::start_gets`](crate::StoreClient::start_gets); dropping it ends it in the background.
+pub struct GetSession {
+    shared: Arc<GetShared>,
+}
+
+/// The state of a get session, shared with its reads under way.
+#[derive(Debug)]
+pub(crate) struct GetShared {
+    pub(crate) size: u64,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) layout_id: u64,
+    /// Replicas, the nearest first.
+    pub(crate) places: Vec<Place>,
+    /// What was written, from the header.
+    pub(crate) rows: Vec<Row>,
+    /// The replica that served last.
+    pub(crate) preferred: AtomicUsize,
+    pub(crate) lease: LeaseHold,
+}
+
+/// One session's share in a lease. Dropping it gives it up, and gives the lease back if it was the last.
+pub(crate) struct LeaseHold {
+    lease: Arc<Lease>,
+    core: Arc<Core>,
+}
+
+impl LeaseHold {
+    pub(crate) fn new(lease: Arc<Lease>, core: Arc<Core>) -> Self {
+        Self { lease, core }
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl Drop for LeaseHold {
+    fn drop(&mut self) {
+        self.core.leases.end(&self.lease);
+    }
+}
+
+impl fmt::Debug for LeaseHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lease.fmt(f)
+    }
+}
+
+impl GetShared {
+    pub(crate) fn first_place(&self) -> usize {
+        self.preferred.load(Ordering::Relaxed)
+    }
+}
+
+impl GetSession {
+    pub(crate) fn new(shared: GetShared) -> Self {
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<GetShared> {
+        &self.shared
+    }
+
+    /// The object's key.
+    pub fn key(&self) -> &ObjectKey {
+        &self.shared.lease.lease().object().key
+    }
+
+    /// The object's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.shared.size
+    }
+
+    /// The object's version. It stays the same for the life of the session.
+    pub fn generation(&self) -> Generation {
+        self.shared.lease.lease().object().generation
+    }
+
+    /// Whose bytes these are, if the writer said so.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.shared.fingerprint
+    }
+
+    /// The layout that the writer used; 0: none.
+    pub fn layout_id(&self) -> u64 {
+        self.shared.layout_id
+    }
+
+    /// The ranges as they were written. A read is verified where it takes in whole ones.
+    pub fn written_ranges(&self) -> &[Row] {
+        &self.shared.rows
+    }
+}
+
+impl fmt::Debug for GetSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GetSession")
+            .field("object", self.shared.lease.lease().object())
+            .field("size", &self.shared.size)
+            .finish_non_exhaustive()
+    }
+}

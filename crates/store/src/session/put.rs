@@ -1,0 +1,292 @@
+//! The handle on a put session.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::header::{Checksums, HeaderState, ObjectHeader};
+use layercake_protocol::ids::{Epoch, Generation};
+use layercake_protocol::key::{ObjectKey, Tenant};
+use layercake_protocol::replica::ObjectRef;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::cut::Cut;
+use super::put_state::{CallId, Closed, Phase, PutState};
+use crate::client::{Core, Place};
+use crate::error::StoreError;
+
+/// An object that is being written. Made by [`StoreClient::start_puts`](crate::StoreClient::start_puts);
+/// dropping it revokes the reservation in the background.
+pub struct PutSession {
+    shared: Arc<PutShared>,
+    core: Arc<Core>,
+}
+
+/// What happens to a session that its owner lets go of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// Give the reservation back.
+    Revoke,
+    /// The header is written and the master may have committed: ask again until it answers.
+    End,
+}
+
+/// What goes into the object's header besides the written ranges.
+#[derive(Debug)]
+pub(crate) struct PutHeader {
+    pub(crate) tenant: Tenant,
+    pub(crate) group: Option<String>,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) layout_id: u64,
+    pub(crate) epoch: Epoch,
+    pub(crate) prefix_index: u32,
+}
+
+/// The state of a put session, shared with its transfers under way.
+#[derive(Debug)]
+pub(crate) struct PutShared {
+    pub(crate) object: ObjectRef,
+    pub(crate) size: u64,
+    /// Every one gets every byte.
+    pub(crate) places: Vec<Place>,
+    pub(crate) header: PutHeader,
+    state: Mutex<Guarded>,
+    /// Told whenever a call ends or the phase changes.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Guarded {
+    put: PutState,
+    intent: Intent,
+    abandoned: bool,
+}
+
+impl PutShared {
+    pub(crate) fn new(
+        object: ObjectRef,
+        size: u64,
+        places: Vec<Place>,
+        header: PutHeader,
+        rows: usize,
+    ) -> Self {
+        Self {
+            object,
+            size,
+            places,
+            header,
+            state: Mutex::new(Guarded {
+                put: PutState::new(size, rows),
+                intent: Intent::Revoke,
+                abandoned: false,
+            }),
+            changed: Notify::new(),
+        }
+    }
+
+    pub(crate) fn admit(&self, cuts: &[Cut]) -> Result<(CallId, bool), StoreError> {
+        self.state.lock().put.admit(cuts).map_err(closed)
+    }
+
+    /// Waits until a call that had to wait may run.
+    pub(crate) async fn may_run(&self, call: CallId) -> Result<(), StoreError> {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.is_turn(call)? {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether a call that had to wait may run.
+    pub(crate) fn is_turn(&self, call: CallId) -> Result<bool, StoreError> {
+        self.state.lock().put.is_running(call).map_err(closed)
+    }
+
+    /// Ends a call. `true` if that makes an abandoned session idle: its intent can be carried out.
+    pub(crate) fn finish(
+        &self,
+        call: CallId,
+        outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
+    ) -> bool {
+        let ready = {
+            let mut state = self.state.lock();
+            state.put.finish(call, outcome) && state.abandoned && state.put.is_idle()
+        };
+        self.changed.notify_waiters();
+        ready
+    }
+
+    /// Notes that bytes of the header are under way.
+    pub(crate) fn hold(&self) {
+        self.state.lock().put.hold();
+    }
+
+    /// Notes that they have ended.
+    pub(crate) fn release(&self) {
+        self.state.lock().put.release();
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn seal(&self) -> Result<(), StoreError> {
+        let sealed = self.state.lock().put.seal().map_err(closed);
+        self.changed.notify_waiters();
+        sealed
+    }
+
+    pub(crate) fn reopen(&self) {
+        self.state.lock().put.reopen();
+    }
+
+    /// Notes the master's answer. `false` if the session was over before.
+    pub(crate) fn settle(&self, phase: Phase) -> bool {
+        let settled = self.state.lock().put.settle(phase);
+        self.changed.notify_waiters();
+        settled
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.state.lock().put.phase()
+    }
+
+    /// Waits until no transfer of the session is under way.
+    pub(crate) async fn idle(&self, deadline: Duration) -> Result<(), StoreError> {
+        let idle = async {
+            loop {
+                let changed = self.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                if self.state.lock().put.is_idle() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let ended = tokio::time::timeout(deadline, idle).await;
+        ended.map_err(|_| StoreError::Timeout {
+            what: "the session's transfers",
+            after: deadline,
+        })
+    }
+
+    pub(crate) fn check_complete(&self) -> Result<(), StoreError> {
+        self.state
+            .lock()
+            .put
+            .check_complete()
+            .map_err(|gap| StoreError::Incomplete {
+                first_missing: gap.start(),
+            })
+    }
+
+    /// Runs `f` on the state, for the few steps that only the end of a session takes.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut PutState) -> T) -> T {
+        f(&mut self.state.lock().put)
+    }
+
+    /// What happens to the session if it is dropped.
+    pub(crate) fn intent(&self) -> Intent {
+        self.state.lock().intent
+    }
+
+    pub(crate) fn set_intent(&self, intent: Intent) {
+        self.state.lock().intent = intent;
+    }
+
+    /// The header of the whole object.
+    pub(crate) fn sealed_header(&self, checksums: Checksums) -> ObjectHeader {
+        let rows = self.state.lock().put.written().rows().collect();
+        ObjectHeader {
+            state: HeaderState::Sealed,
+            generation: self.object.generation,
+            tenant: self.header.tenant.clone(),
+            key: self.object.key.clone(),
+            group: self.header.group.clone(),
+            payload_len: self.size,
+            fingerprint: self.header.fingerprint,
+            layout_id: self.header.layout_id,
+            epoch: self.header.epoch,
+            prefix_index: self.header.prefix_index,
+            checksums,
+            rows,
+        }
+    }
+
+    /// Seals a session whose owner let go of it. `true` if its intent can be carried out at once; else
+    /// the end of its last transfer says so, or it is over already.
+    fn abandon(&self) -> bool {
+        let ready = {
+            let mut state = self.state.lock();
+            let sealed = state.put.seal().is_ok();
+            state.abandoned |= sealed;
+            sealed && state.put.is_idle()
+        };
+        self.changed.notify_waiters();
+        ready
+    }
+}
+
+fn closed(closed: Closed) -> StoreError {
+    match closed {
+        Closed::Ended => StoreError::SessionEnded,
+        Closed::Superseded => StoreError::Refused(layercake_protocol::error::Refusal::Superseded),
+    }
+}
+
+impl PutSession {
+    pub(crate) fn new(shared: Arc<PutShared>, core: Arc<Core>) -> Self {
+        Self { shared, core }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<PutShared> {
+        &self.shared
+    }
+
+    /// The object's key.
+    pub fn key(&self) -> &ObjectKey {
+        &self.shared.object.key
+    }
+
+    /// The object's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.shared.size
+    }
+
+    /// The reservation, which is also the object's version once it is committed.
+    pub fn generation(&self) -> Generation {
+        self.shared.object.generation
+    }
+
+    /// Where the bytes go: one entry per replica.
+    pub fn replicas(&self) -> impl ExactSizeIterator<Item = layercake_protocol::replica::Replica> {
+        self.shared.places.iter().map(|place| place.replica)
+    }
+
+    /// Bytes written so far, each counted once.
+    pub fn written_bytes(&self) -> u64 {
+        self.shared.with(|state| state.written().covered())
+    }
+}
+
+impl Drop for PutSession {
+    fn drop(&mut self) {
+        if self.shared.abandon() {
+            self.core.finisher.settle_later(Arc::clone(&self.shared));
+        }
+    }
+}
+
+impl fmt::Debug for PutSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PutSession")
+            .field("object", &self.shared.object)
+            .field("size", &self.shared.size)
+            .field("phase", &self.shared.phase())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,261 @@
+//! The state of one put session: what was written, what is under way, and whether it may go on.
+//!
+//! Pure and synchronous; the shell serialises calls on it and moves the bytes. A *call* is the part of
+//! one range call that concerns this session. Its life is `admit` → (`is_running`, while an earlier
+//! call writes to the same bytes) → transfers → `finish`. Overlapping calls run one after the other, in
+//! the order in which they were admitted, so the later one wins and every row's checksum is that of
+//! the stored bytes (contract session-15).
+//!
+//! ```text
+//! Open ⇄ Sealed → Committed | Revoked        Superseded from Open and Sealed
+//! ```
+//!
+//! Sealing refuses new calls and drops those that wait; those that run are waited for
+//! ([`PutState::is_idle`]). A commit that finds unwritten bytes reopens the session: the bytes can be
+//! written, and the end repeated. A failed write leaves its bytes unwritten, so it needs no mark of
+//! its own.
+
+use layercake_protocol::header::WrittenRanges;
+use layercake_protocol::range::ByteRange;
+
+use super::cut::Cut;
+
+/// Where a put session is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Takes ranges.
+    Open,
+    /// An end or a revoke is under way, or was and can be repeated.
+    Sealed,
+    /// The object is readable.
+    Committed,
+    /// The reservation was given back.
+    Revoked,
+    /// The master gave the reservation to somebody else, or gave it up.
+    Superseded,
+}
+
+/// A session does not take ranges (any more).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// It is sealed, or over.
+    Ended,
+    /// It was taken away.
+    Superseded,
+}
+
+/// Names a call within its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallId(u64);
+
+#[derive(Debug, Default)]
+struct Call {
+    id: u64,
+    running: bool,
+    /// Ascending and disjoint; never empty.
+    ranges: Vec<ByteRange>,
+}
+
+impl Call {
+    fn overlaps(&self, other: &Self) -> bool {
+        if !overlap(self.span(), other.span()) {
+            return false;
+        }
+        let (mut a, mut b) = (
+            self.ranges.iter().peekable(),
+            other.ranges.iter().peekable(),
+        );
+        while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
+            if x.overlaps(**y) {
+                return true;
+            }
+            if x.end() <= y.start() {
+                a.next()
+            } else {
+                b.next()
+            };
+        }
+        false
+    }
+
+    fn span(&self) -> (u64, u64) {
+        match (self.ranges.first(), self.ranges.last()) {
+            (Some(first), Some(last)) => (first.start(), last.end()),
+            _ => (0, 0),
+        }
+    }
+}
+
+fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct PutState {
+    size: u64,
+    phase: Phase,
+    written: WrittenRanges,
+    /// In the order of admission.
+    calls: Vec<Call>,
+    /// Transfers besides those of calls: of the header.
+    holds: u32,
+    /// The vector of a finished call, for the next one.
+    spare: Vec<ByteRange>,
+    next_call: u64,
+}
+
+impl PutState {
+    /// A session on an object of `size` bytes whose header holds `rows` rows.
+    pub(crate) fn new(size: u64, rows: usize) -> Self {
+        Self {
+            size,
+            phase: Phase::Open,
+            written: WrittenRanges::new(rows),
+            calls: Vec::new(),
+            holds: 0,
+            spare: Vec::new(),
+            next_call: 0,
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Takes a call in. `true`: it may run at once; else when [`is_running`](Self::is_running) says so.
+    pub(crate) fn admit(&mut self, cuts: &[Cut]) -> Result<(CallId, bool), Closed> {
+        self.check_open()?;
+        let mut call = Call {
+            id: self.next_call,
+            running: true,
+            ranges: std::mem::take(&mut self.spare),
+        };
+        call.ranges.extend(cuts.iter().map(|cut| cut.range));
+        call.running = !self.calls.iter().any(|earlier| earlier.overlaps(&call));
+        self.next_call += 1;
+        let answer = (CallId(call.id), call.running);
+        self.calls.push(call);
+        Ok(answer)
+    }
+
+    /// Whether a call that had to wait may run now.
+    pub(crate) fn is_running(&self, id: CallId) -> Result<bool, Closed> {
+        match self.calls.iter().find(|call| call.id == id.0) {
+            Some(call) => Ok(call.running),
+            None => Err(self.check_open().err().unwrap_or(Closed::Ended)),
+        }
+    }
+
+    /// Ends a call: `outcome` gives, range by range in ascending order, its checksum if it landed.
+    /// A call that never ran is taken out, and nothing is noted. `true` if it had run.
+    pub(crate) fn finish(
+        &mut self,
+        id: CallId,
+        mut outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
+    ) -> bool {
+        let Some(at) = self.calls.iter().position(|call| call.id == id.0) else {
+            return false;
+        };
+        let mut call = self.calls.remove(at);
+        if call.running {
+            for (index, &range) in call.ranges.iter().enumerate() {
+                match outcome(index) {
+                    Ok(crc) => self.written.record(range, crc),
+                    Err(()) => self.written.forget(range),
+                }
+            }
+        }
+        call.ranges.clear();
+        self.spare = call.ranges;
+        self.promote();
+        call.running
+    }
+
+    /// Notes that bytes of the header are under way.
+    pub(crate) fn hold(&mut self) {
+        self.holds += 1;
+    }
+
+    /// Notes that they have ended.
+    pub(crate) fn release(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
+    }
+
+    /// Lets those run that wait for nothing any more.
+    fn promote(&mut self) {
+        for at in 0..self.calls.len() {
+            let (earlier, rest) = self.calls.split_at_mut(at);
+            let call = &mut rest[0];
+            call.running |= !earlier.iter().any(|earlier| earlier.overlaps(call));
+        }
+    }
+
+    /// Whether no call runs: no byte of the session moves, or will after sealing.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.holds == 0 && !self.calls.iter().any(|call| call.running)
+    }
+
+    /// Refuses calls from here on. Repeating it is harmless.
+    pub(crate) fn seal(&mut self) -> Result<(), Closed> {
+        match self.phase {
+            Phase::Open | Phase::Sealed => {
+                self.close(Phase::Sealed);
+                Ok(())
+            }
+            Phase::Committed | Phase::Revoked => Err(Closed::Ended),
+            Phase::Superseded => Err(Closed::Superseded),
+        }
+    }
+
+    /// Takes ranges again, after an end that the session itself refused.
+    pub(crate) fn reopen(&mut self) {
+        if self.phase == Phase::Sealed {
+            self.phase = Phase::Open;
+        }
+    }
+
+    /// Notes the master's answer. A session that is over stays as it is: `false`.
+    pub(crate) fn settle(&mut self, phase: Phase) -> bool {
+        let going = matches!(self.phase, Phase::Open | Phase::Sealed);
+        if going {
+            self.close(phase);
+        }
+        going
+    }
+
+    /// Whether every byte was written, and the header can say so; else the first gap.
+    pub(crate) fn check_complete(&self) -> Result<(), ByteRange> {
+        match self.written.missing(self.size).next() {
+            Some(gap) => Err(gap),
+            None => Ok(()),
+        }
+    }
+
+    /// What was written.
+    pub(crate) fn written(&self) -> &WrittenRanges {
+        &self.written
+    }
+
+    /// What was written, to give stale rows their checksum.
+    pub(crate) fn written_mut(&mut self) -> &mut WrittenRanges {
+        &mut self.written
+    }
+
+    fn check_open(&self) -> Result<(), Closed> {
+        match self.phase {
+            Phase::Open => Ok(()),
+            Phase::Superseded => Err(Closed::Superseded),
+            Phase::Sealed | Phase::Committed | Phase::Revoked => Err(Closed::Ended),
+        }
+    }
+
+    fn close(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.calls.retain(|call| call.running);
+    }
+}
+
+#[cfg(test)]
+#[path = "put_state_tests.rs"]
+mod tests;
