@@ -15,11 +15,14 @@ use layercake_protocol::ids::MemoryKind;
 use crate::backend::{Backend, Context, Router};
 use crate::batch::Batch;
 use crate::config::{EngineConfig, TransportKind};
-use crate::endpoint::{Endpoint, HostId};
+use crate::copy_pool::CopyPool;
+use crate::endpoint::{Endpoint, current_host};
 use crate::error::{Error, PieceError};
 use crate::job::{Job, PieceSet};
+use crate::local::LocalBackend;
 use crate::memory::{Access, AllocateOptions, HostBuffer, Memory, Registry};
 use crate::stats::{Stats, StatsTable};
+use crate::tcp::TcpBackend;
 use crate::transfer::Transfer;
 
 /// A transfer engine. See the module's and the crate's text.
@@ -37,6 +40,8 @@ struct Core {
     context: Arc<Context>,
     endpoint: Endpoint,
     backends: Vec<Arc<dyn Backend>>,
+    tcp: Option<Arc<TcpBackend>>,
+    pool: Option<Arc<CopyPool>>,
 }
 
 impl Core {
@@ -86,15 +91,33 @@ impl Engine {
         let context = Arc::new(Context {
             config,
             engine: layercake_protocol::ids::EngineId::draw(),
-            host: HostId::current(),
+            host: current_host(),
             registry: Arc::new(Registry::new()),
             stats: Arc::new(StatsTable::default()),
             router: std::sync::OnceLock::new(),
         });
-        let backends: Vec<Arc<dyn Backend>> = Vec::new();
+        let wanted = |kind| context.config.transports.contains(kind);
+        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
+        let mut pool = None;
+        if wanted(TransportKind::Local) || wanted(TransportKind::Shm) {
+            let started = CopyPool::start(context.config.copy_threads);
+            pool = Some(Arc::new(started.map_err(|error| Error::system("starting a copy thread", error))?));
+        }
+        if let Some(pool) = pool.as_ref().filter(|_| wanted(TransportKind::Local)) {
+            let local = LocalBackend::new(Arc::clone(&context), Arc::clone(pool));
+            backends.push(Arc::new(local));
+        }
+        let mut tcp_backend = None;
+        let mut tcp = String::new();
+        if wanted(TransportKind::Tcp) {
+            let backend = TcpBackend::start(&context)?;
+            tcp = context.config.advertise.unwrap_or_else(|| backend.local_addr()).to_string();
+            backends.push(Arc::clone(&backend) as Arc<dyn Backend>);
+            tcp_backend = Some(backend);
+        }
         let endpoint = Endpoint {
             engine: context.engine,
-            tcp: String::new(),
+            tcp,
             host: context.host,
             shm: None,
             pid: std::process::id(),
@@ -103,6 +126,8 @@ impl Engine {
             context,
             endpoint,
             backends,
+            tcp: tcp_backend,
+            pool,
         });
         let router: Arc<dyn Router> = Arc::clone(&core) as Arc<dyn Router>;
         let first = core.context.router.set(Arc::downgrade(&router)).is_ok();
@@ -176,6 +201,21 @@ impl Engine {
         Transfer::new(job)
     }
 
+    /// Asks a peer over tcp whether it is there, and authentic. The transfer has one result, and
+    /// resolves within `deadline` or shortly after.
+    pub fn probe(&self, peer: &Arc<Endpoint>, deadline: Duration) -> Transfer {
+        let stats = Arc::clone(&self.inner.core.context.stats);
+        let job = Job::probe(Arc::clone(peer), deadline, stats);
+        match &self.inner.core.tcp {
+            Some(tcp) if !peer.tcp.is_empty() => {
+                job.set_transport(TransportKind::Tcp);
+                tcp.probe(Arc::clone(&job));
+            }
+            _ => job.finish(0, Err(PieceError::NoTransport)),
+        }
+        Transfer::new(job)
+    }
+
     /// The transport that a batch to this peer would take now.
     pub fn transport_to(&self, peer: &Endpoint) -> Option<TransportKind> {
         self.inner
@@ -202,6 +242,11 @@ impl Inner {
         let until = start.checked_add(deadline).unwrap_or(start);
         for backend in &self.core.backends {
             backend.shutdown(until);
+        }
+        if let Some(pool) = &self.core.pool
+            && !pool.shutdown(until)
+        {
+            tracing::warn!("copy threads did not stop within the deadline");
         }
     }
 }

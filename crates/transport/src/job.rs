@@ -106,11 +106,6 @@ impl Job {
         default_deadline: Duration,
         stats: Arc<StatsTable>,
     ) -> Arc<Self> {
-        let submitted = Instant::now();
-        let allowed = batch.deadline.unwrap_or(default_deadline);
-        let deadline = submitted
-            .checked_add(allowed)
-            .unwrap_or_else(|| submitted + FAR);
         let mut pins: Vec<RegionPin> = Vec::new();
         let mut early: Vec<(usize, Result<PieceDone, PieceError>)> = Vec::new();
         for (index, piece) in batch.pieces.iter().enumerate() {
@@ -124,7 +119,29 @@ impl Job {
             }
         }
         let count = batch.pieces.len();
-        let job = Arc::new(Self {
+        let job = Self::with_slots(batch, count, default_deadline, stats, pins);
+        if count == 0 {
+            job.complete();
+        }
+        for (index, result) in early {
+            job.finish(index, result);
+        }
+        job
+    }
+
+    fn with_slots(
+        batch: Batch,
+        count: usize,
+        default_deadline: Duration,
+        stats: Arc<StatsTable>,
+        pins: Vec<RegionPin>,
+    ) -> Arc<Self> {
+        let submitted = Instant::now();
+        let allowed = batch.deadline.unwrap_or(default_deadline);
+        let deadline = submitted
+            .checked_add(allowed)
+            .unwrap_or_else(|| submitted + FAR);
+        Arc::new(Self {
             batch,
             submitted,
             deadline,
@@ -142,14 +159,24 @@ impl Job {
             }),
             changed: Condvar::new(),
             done: AtomicBool::new(false),
-        });
-        if count == 0 {
-            job.complete();
-        }
-        for (index, result) in early {
-            job.finish(index, result);
-        }
-        job
+        })
+    }
+
+    /// A job of no bytes, whose one result says whether the peer answered.
+    pub(crate) fn probe(
+        peer: Arc<Endpoint>,
+        deadline: Duration,
+        stats: Arc<StatsTable>,
+    ) -> Arc<Self> {
+        let pieces = Vec::new();
+        let batch = Batch {
+            peer,
+            direction: Direction::Read,
+            pieces,
+            checksum: false,
+            deadline: None,
+        };
+        Self::with_slots(batch, 1, deadline, stats, Vec::new())
     }
 
     pub(crate) fn pieces(&self) -> &[Piece] {

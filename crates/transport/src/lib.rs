@@ -24,10 +24,12 @@ mod endpoint;
 mod engine;
 mod error;
 mod job;
+mod local;
 mod memory;
 mod racy;
 mod shm;
 mod stats;
+mod tcp;
 mod transfer;
 
 pub use batch::{Batch, Direction, Piece, RemoteSlice};

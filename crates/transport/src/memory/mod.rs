@@ -19,7 +19,7 @@ pub use region::RegionDescriptor;
 pub use slice::LocalSlice;
 pub use tags::TAG_GRANULE;
 
-pub(crate) use raw::{Mapping, crc32c_at};
+pub(crate) use raw::Mapping;
 pub(crate) use region::{RegionEntry, RegionPin};
 pub(crate) use registry::{RegionObserver, Registry};
 pub(crate) use tags::{check_tags, claim_tags, tag_granules};

@@ -22,7 +22,9 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::RegionEntry;
 use crate::error::Error;
+use crate::racy::{Source, Target};
 
 /// A mapping of shared memory. Unmapped on drop.
 #[derive(Debug)]
@@ -204,28 +206,14 @@ impl Drop for OwnedBytes {
     }
 }
 
-/// Copies private bytes to an address.
-pub(crate) fn copy_in(addr: usize, bytes: &[u8]) {
-    // SAFETY: the module's invariant covers the destination; the source is a slice and private.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) }
+/// The bytes of a region, to copy from.
+pub(super) fn source(entry: &RegionEntry, offset: u64, len: usize) -> Source<'_> {
+    // SAFETY: the entry keeps its memory mapped, and the caller checked the range.
+    unsafe { Source::new(entry.place(offset) as *const u8, len) }
 }
 
-/// Copies bytes at an address into a private buffer.
-pub(crate) fn copy_out(addr: usize, bytes: &mut [u8]) {
-    // SAFETY: the module's invariant covers the source; the destination is a slice and private.
-    unsafe { ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) }
-}
-
-/// Continues a CRC-32C over bytes at an address. They pass through a small private buffer, since no
-/// reference to them may be made.
-pub(crate) fn crc32c_at(mut crc: u32, addr: usize, len: usize) -> u32 {
-    let mut buffer = [0; 4096];
-    let mut at = 0;
-    while at < len {
-        let step = buffer.len().min(len - at);
-        copy_out(addr + at, &mut buffer[..step]);
-        crc = crc32c::crc32c_append(crc, &buffer[..step]);
-        at += step;
-    }
-    crc
+/// The bytes of a region, to copy to.
+pub(super) fn target(entry: &RegionEntry, offset: u64, len: usize) -> Target<'_> {
+    // SAFETY: the entry keeps its memory mapped, and the caller checked the range.
+    unsafe { Target::new(entry.place(offset) as *mut u8, len) }
 }

@@ -13,6 +13,7 @@ use super::raw::{self, Mapping, OwnedBytes};
 use super::{Access, check_tags, claim_tags, tag_granules};
 use crate::batch::Direction;
 use crate::error::{Error, Refusal};
+use crate::racy::{self, Source, Target};
 
 /// What a peer needs to name a region. The capability is a secret: whoever has it may use the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,17 +157,13 @@ impl RegionEntry {
         }
     }
 
-    /// Whether a peer with this capability may move these bytes. `direction` is the peer's.
-    pub(crate) fn check_peer(
+    /// Whether a peer may move these bytes, its capability apart. `direction` is the peer's.
+    pub(crate) fn check_op(
         &self,
         direction: Direction,
-        capability: &Capability,
         offset: u64,
         len: u64,
     ) -> Result<(), Refusal> {
-        if !self.capability.matches(capability) {
-            return Err(Refusal::BadCapability);
-        }
         let allowed = match direction {
             Direction::Read => self.access.allows_read(),
             Direction::Write => self.access.allows_write(),
@@ -209,15 +206,34 @@ impl RegionEntry {
         check_tags(tags, generation)
     }
 
+    /// Bytes inside the region, to copy from; none if the range lies outside.
+    pub(crate) fn source(&self, offset: u64, len: usize) -> Option<Source<'_>> {
+        self.contains(offset, len as u64).then(|| raw::source(self, offset, len))
+    }
+
+    /// Bytes inside the region, to copy to; none if the range lies outside.
+    pub(crate) fn target(&self, offset: u64, len: usize) -> Option<Target<'_>> {
+        self.contains(offset, len as u64).then(|| raw::target(self, offset, len))
+    }
+
+    fn outside(&self, offset: u64, len: usize) -> Error {
+        Error::OutOfBounds {
+            region: self.id,
+            region_len: self.len,
+            offset,
+            len: len as u64,
+        }
+    }
+
     pub(super) fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.check_range(offset, bytes.len() as u64)?;
-        raw::copy_in(self.place(offset), bytes);
+        let target = self.target(offset, bytes.len()).ok_or_else(|| self.outside(offset, bytes.len()))?;
+        racy::copy(target, Source::from_slice(bytes));
         Ok(())
     }
 
     pub(super) fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        self.check_range(offset, bytes.len() as u64)?;
-        raw::copy_out(self.place(offset), bytes);
+        let source = self.source(offset, bytes.len()).ok_or_else(|| self.outside(offset, bytes.len()))?;
+        racy::copy(Target::from_slice(bytes), source);
         Ok(())
     }
 

@@ -12,7 +12,6 @@ use parking_lot::{Mutex, RwLock};
 use super::raw::{self, OwnedBytes};
 use super::region::{Backing, TagMemory};
 use super::{Access, AllocateOptions, HostBuffer, RegionEntry, RegionPin};
-use crate::batch::Direction;
 use crate::error::{Error, Refusal};
 
 /// Is told of regions as they come and go; a transport that lets peers copy by themselves keeps
@@ -173,18 +172,22 @@ impl Registry {
         self.regions.read().get(&region).cloned()
     }
 
-    /// Checks a peer's operation and pins its region. Tags are checked apart: before and after.
+    /// Pins a region for a peer that has its capability. Each operation is then checked by
+    /// [`RegionEntry::check_op`].
     pub(crate) fn open(
         &self,
-        direction: Direction,
         region: RegionId,
         capability: &Capability,
-        offset: u64,
-        len: u64,
     ) -> Result<RegionPin, Refusal> {
-        let entry = self.find(region).ok_or(Refusal::UnknownRegion)?;
-        entry.check_peer(direction, capability, offset, len)?;
-        entry.pin().ok_or(Refusal::UnknownRegion)
+        let pin = self
+            .find(region)
+            .and_then(|entry| entry.pin())
+            .ok_or(Refusal::UnknownRegion)?;
+        if pin.entry().capability().matches(capability) {
+            Ok(pin)
+        } else {
+            Err(Refusal::BadCapability)
+        }
     }
 
     /// Withdraws a region and waits for the operations at work on it; says whether they are over.

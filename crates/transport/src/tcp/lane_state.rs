@@ -1,0 +1,396 @@
+//! What a lane is in the middle of: its socket, what is queued for it, and the answers it waits for.
+//!
+//! The owner answers frames in order, so the frames in flight are a queue and an answer always
+//! belongs to the first one. A number in each frame proves it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+use super::answer::{Answer, Step};
+use super::frame::{FrameError, Header, Kind};
+use super::inbuf::{InBuf, Received};
+use super::lane::{Lane, Readiness};
+use super::link::Link;
+use super::out::{OutQueue, Sent};
+use super::payload::{self, Discard};
+use super::raw::{self, Span};
+use super::socket;
+use super::work::{Frame, FrameOp, Next, Run, WireScratch};
+use crate::backend::Context;
+use crate::batch::Direction;
+use crate::error::PieceError;
+
+/// What a turn brought to an end; results are given when no lock is held.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// Frames whose operations have their results.
+    pub(super) answered: Vec<Frame>,
+    /// Frames that no answer will come for, because of `failed`.
+    pub(super) lost: Vec<Frame>,
+    /// Runs that were stopped before all of them was sent.
+    pub(super) stopped: Vec<(Run, PieceError)>,
+    /// The lane went down.
+    pub(super) failed: Option<PieceError>,
+}
+
+#[derive(Debug)]
+pub(super) struct LaneState {
+    link: Link,
+    /// Counted by the peer as one of its live lanes.
+    live: bool,
+    closed: bool,
+    out: OutQueue,
+    inbuf: InBuf,
+    answer: Answer,
+    /// Bytes that must be buffered before the answer gets further.
+    needed: usize,
+    frames: VecDeque<Frame>,
+    in_flight: u64,
+    next_seq: u64,
+    last_progress: Instant,
+    readable: bool,
+    writable: bool,
+    /// The peer closed its side: read until the end.
+    hung_up: bool,
+    wire: WireScratch,
+    spare_ops: Vec<FrameOp>,
+    spans: Vec<Span>,
+    discard: Discard,
+}
+
+/// Bytes that are queued ahead of the socket: enough to keep it busy, little enough to be sent while
+/// still in a core's cache.
+const AHEAD_BYTES: usize = 256 << 10;
+
+impl LaneState {
+    pub(super) fn new() -> Self {
+        Self {
+            link: Link::Down,
+            live: false,
+            closed: false,
+            out: OutQueue::default(),
+            inbuf: InBuf::new(),
+            answer: Answer::default(),
+            needed: 0,
+            frames: VecDeque::new(),
+            in_flight: 0,
+            next_seq: 0,
+            last_progress: Instant::now(),
+            readable: false,
+            writable: false,
+            hung_up: false,
+            wire: WireScratch::default(),
+            spare_ops: Vec::new(),
+            spans: Vec::new(),
+            discard: payload::discard(),
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.link.up().is_some()
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// Whether the peer owes something: an answer, or taking what is to be sent.
+    pub(super) fn is_busy(&self) -> bool {
+        self.link.until().is_some() || !self.frames.is_empty() || !self.out.is_empty()
+    }
+
+    pub(super) fn note(&mut self, ready: Readiness) {
+        self.readable |= ready.readable || ready.closed;
+        self.writable |= ready.writable;
+        self.hung_up |= ready.closed;
+    }
+
+    /// This process stood still itself; the peer gets its time anew.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        self.last_progress = now;
+    }
+
+    /// Why the lane has to be given up, if so.
+    pub(super) fn overdue(&self, now: Instant, progress: Duration) -> Option<PieceError> {
+        if let Some(until) = self.link.until() {
+            return (now >= until).then_some(PieceError::Unreachable);
+        }
+        if !self.is_busy() {
+            return None;
+        }
+        if now.saturating_duration_since(self.last_progress) >= progress {
+            return Some(PieceError::Stalled);
+        }
+        // A lane that moves answers a late frame soon; one that only trickles may not go on for ever.
+        let late = |frame: &Frame| now >= frame.job.deadline() + progress;
+        self.frames.iter().any(late).then_some(PieceError::Timeout)
+    }
+
+    /// Goes down. What was in flight is lost. The socket is closed when this returns.
+    pub(super) fn fail(&mut self, error: PieceError, settled: &mut Settled) {
+        if !self.live {
+            return;
+        }
+        self.live = false;
+        if let Some(stream) = self.link.take() {
+            socket::abort(stream);
+        }
+        self.out = OutQueue::default();
+        self.inbuf = InBuf::new();
+        self.answer = Answer::default();
+        self.in_flight = 0;
+        settled.lost.extend(self.frames.drain(..));
+        settled.failed = Some(error);
+    }
+
+    /// Goes down and stays there.
+    pub(super) fn close(&mut self, settled: &mut Settled) {
+        self.closed = true;
+        self.fail(PieceError::ShutDown, settled);
+    }
+
+    /// Whether the connection ended while nothing was in flight: that harms nobody.
+    pub(super) fn ended_idle(&self, error: PieceError) -> bool {
+        error == PieceError::PeerGone && self.is_up() && self.frames.is_empty()
+    }
+
+    /// Moves what can be moved, about `budget` bytes at most. Returns whether there is more to do at
+    /// once. On an error the caller lets the lane fail.
+    pub(super) fn run(
+        &mut self,
+        lane: &Lane,
+        context: &Context,
+        now: Instant,
+        budget: usize,
+        settled: &mut Settled,
+    ) -> Result<bool, PieceError> {
+        if self.closed {
+            let runs = lane.peer().drain().into_iter();
+            settled
+                .stopped
+                .extend(runs.map(|run| (run, PieceError::ShutDown)));
+            return Ok(false);
+        }
+        if self.link.is_down() {
+            if !lane.peer().has_work() {
+                return Ok(false);
+            }
+            self.connect(lane, context, now)?;
+        }
+        if !self.is_up() {
+            let expected = lane.peer().engine;
+            let Self {
+                link,
+                out,
+                inbuf,
+                spans,
+                ..
+            } = self;
+            if !link.advance(expected, context, out, inbuf, spans)? {
+                return Ok(false);
+            }
+            self.last_progress = now;
+        }
+        let mut moved = 0;
+        while moved < budget {
+            let sent = self.send(lane, context, now, settled)?;
+            let received = self.receive(context, now, settled)?;
+            if sent + received == 0 {
+                return Ok(false);
+            }
+            moved += sent + received;
+        }
+        Ok(true)
+    }
+
+    fn connect(&mut self, lane: &Lane, context: &Context, now: Instant) -> Result<(), PieceError> {
+        lane.peer().lane_begins();
+        self.live = true;
+        self.readable = true;
+        self.writable = true;
+        self.hung_up = false;
+        self.next_seq = 0;
+        self.last_progress = now;
+        let until = now + context.config.deadlines.connect;
+        self.link = Link::begin(lane.peer().addr, until, |stream| {
+            lane.home().watch(stream, lane.token())
+        })?;
+        Ok(())
+    }
+
+    /// Takes frames in as the window allows, and sends once. Returns the bytes that were sent.
+    fn send(
+        &mut self,
+        lane: &Lane,
+        context: &Context,
+        now: Instant,
+        settled: &mut Settled,
+    ) -> Result<usize, PieceError> {
+        self.fill(lane, context, now, settled);
+        let Some(stream) = self.link.up() else {
+            return Ok(0);
+        };
+        if !self.writable || self.out.is_empty() {
+            return Ok(0);
+        }
+        let begun = Instant::now();
+        let sent = self
+            .out
+            .send(stream.as_fd(), &mut self.spans)
+            .map_err(lost)?;
+        let Sent::Bytes { sent, full } = sent else {
+            self.writable &= sent != Sent::Full;
+            return Ok(0);
+        };
+        if let Some(frame) = self.frames.back() {
+            frame.job.add_copy_time(begun.elapsed());
+        }
+        self.writable = !full;
+        self.last_progress = now;
+        Ok(sent)
+    }
+
+    fn fill(&mut self, lane: &Lane, context: &Context, now: Instant, settled: &mut Settled) {
+        while self.out.unsent() < AHEAD_BYTES && self.in_flight < context.config.window_bytes {
+            let ops = std::mem::take(&mut self.spare_ops);
+            match lane.peer().next(now, &mut self.wire, ops) {
+                Next::Send(frame) => self.enqueue(frame, now),
+                Next::Stopped(run, error) => settled.stopped.push((run, error)),
+                Next::Nothing(ops) => {
+                    self.spare_ops = ops;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn enqueue(&mut self, mut frame: Frame, now: Instant) {
+        frame.job.mark_started();
+        if !self.is_busy() {
+            self.last_progress = now;
+        }
+        let write = frame.job.direction() == Direction::Write;
+        if write && frame.job.wants_checksum() {
+            for op in &mut frame.ops {
+                op.crc = raw::checksum(0, op.local);
+            }
+        }
+        let count = |n: usize| u16::try_from(n).expect("a frame has few operations");
+        let header = Header {
+            kind: match (frame.is_probe(), write) {
+                (true, _) => Kind::Ping,
+                (false, true) => Kind::Write,
+                (false, false) => Kind::Read,
+            },
+            flags: 0,
+            count: count(self.wire.ops.len()),
+            regions: count(self.wire.regions.len()),
+            seq: self.next_seq,
+            payload: frame.payload,
+        };
+        self.next_seq += 1;
+        let wire = &self.wire;
+        self.out.push_head(|out| {
+            header.encode(out);
+            wire.regions.iter().for_each(|region| region.encode(out));
+            wire.ops.iter().for_each(|op| op.encode(out));
+        });
+        if write {
+            frame
+                .ops
+                .iter()
+                .for_each(|op| self.out.push_memory(op.local));
+        }
+        self.in_flight += frame.cost();
+        self.frames.push_back(frame);
+    }
+
+    /// Receives once and takes in what came. Returns the bytes that came.
+    fn receive(
+        &mut self,
+        context: &Context,
+        now: Instant,
+        settled: &mut Settled,
+    ) -> Result<usize, PieceError> {
+        let Some(stream) = self.link.up() else {
+            return Ok(0);
+        };
+        if !self.readable {
+            return Ok(0);
+        }
+        self.spans.clear();
+        self.answer.gather(&mut self.spans, &mut self.discard);
+        let begun = Instant::now();
+        let received = self
+            .inbuf
+            .receive(stream.as_fd(), &mut self.spans, self.needed)
+            .map_err(lost)?;
+        let (placed, buffered) = match received {
+            Received::Bytes {
+                placed,
+                buffered,
+                short,
+            } => {
+                self.readable = !short || self.hung_up;
+                (placed, buffered)
+            }
+            Received::Empty => {
+                self.readable = false;
+                return Ok(0);
+            }
+            Received::End => return Err(PieceError::PeerGone),
+        };
+        self.last_progress = now;
+        if let Some(frame) = self.frames.front_mut() {
+            self.answer.advance(placed, frame);
+            frame.job.add_copy_time(begun.elapsed());
+        }
+        self.take_answers(settled).map_err(|error| {
+            tracing::debug!(%error, "a peer broke the protocol");
+            context.stats.add_malformed();
+            PieceError::Protocol
+        })?;
+        Ok(placed + buffered)
+    }
+
+    fn take_answers(&mut self, settled: &mut Settled) -> Result<(), FrameError> {
+        loop {
+            let first_seq = self.next_seq - self.frames.len() as u64;
+            let first = self.frames.front_mut().map(|frame| (first_seq, frame));
+            match self.answer.step(&mut self.inbuf, first)? {
+                Step::Needs(bytes) => {
+                    self.needed = bytes;
+                    return Ok(());
+                }
+                Step::Answered => {
+                    if let Some(frame) = self.frames.pop_front() {
+                        self.in_flight = self.in_flight.saturating_sub(frame.cost());
+                        settled.answered.push(frame);
+                    }
+                }
+                Step::Ping(seq) => {
+                    let pong = Header {
+                        kind: Kind::Pong,
+                        flags: 0,
+                        count: 0,
+                        regions: 0,
+                        seq,
+                        payload: 0,
+                    };
+                    self.out.push_head(|out| pong.encode(out));
+                }
+            }
+        }
+    }
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "maps an error that is not used any more"
+)]
+fn lost(error: io::Error) -> PieceError {
+    tracing::debug!(%error, "a connection was lost");
+    PieceError::PeerGone
+}

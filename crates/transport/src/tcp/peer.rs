@@ -1,0 +1,164 @@
+//! One peer as this side sees it: what waits for it, and the lanes that take it there.
+//!
+//! Nothing is shared between peers but the threads, and nothing that a thread does for one of them
+//! waits: a dead peer costs its own transfers and nobody else's. A peer without work and connections
+//! retires, so that peers which never come back leave nothing behind.
+//!
+//! Lock order: a lane's state, then its peer's state. Results are delivered with neither held, since
+//! that may run foreign wakers.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use layercake_protocol::ids::EngineId;
+use parking_lot::Mutex;
+
+use super::lane::Lane;
+use super::work::{FrameOp, Next, Run, WireScratch, WorkQueue};
+use crate::error::PieceError;
+use crate::job::Job;
+
+/// Which peer: the engine, and where it is reached.
+pub(super) type PeerKey = (EngineId, SocketAddr);
+
+/// What a peer's lanes share.
+pub(super) struct PeerShared {
+    pub(super) engine: EngineId,
+    pub(super) addr: SocketAddr,
+    state: Mutex<PeerState>,
+}
+
+#[derive(Default)]
+struct PeerState {
+    queue: WorkQueue,
+    /// Lanes that are connected or on the way there.
+    live: usize,
+    /// Set once; a retired peer takes no work.
+    retired: bool,
+}
+
+impl PeerShared {
+    pub(super) fn new(engine: EngineId, addr: SocketAddr) -> Self {
+        Self {
+            engine,
+            addr,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.state.lock().queue.is_empty()
+    }
+
+    pub(super) fn next(&self, now: Instant, wire: &mut WireScratch, ops: Vec<FrameOp>) -> Next {
+        self.state.lock().queue.next(now, wire, ops)
+    }
+
+    pub(super) fn lane_begins(&self) {
+        self.state.lock().live += 1;
+    }
+
+    /// A lane that had begun has ended, while nothing was in flight on it. Work waits for the next.
+    pub(super) fn lane_leaves(&self) {
+        let mut state = self.state.lock();
+        state.live = state.live.saturating_sub(1);
+    }
+
+    /// A lane that had begun has failed. Returns what nobody will carry any more.
+    pub(super) fn lane_ends(&self) -> Vec<Run> {
+        let mut state = self.state.lock();
+        state.live = state.live.saturating_sub(1);
+        if state.live == 0 {
+            state.queue.drain()
+        } else {
+            Vec::new()
+        }
+    }
+
+    pub(super) fn expired(&self, now: Instant) -> Vec<(Run, PieceError)> {
+        self.state.lock().queue.expired(now)
+    }
+
+    pub(super) fn drain(&self) -> Vec<Run> {
+        self.state.lock().queue.drain()
+    }
+
+    /// Retires a peer with nothing to do and no connection.
+    pub(super) fn try_retire(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.live == 0 && state.queue.is_empty() {
+            state.retired = true;
+        }
+        state.retired
+    }
+}
+
+impl fmt::Debug for PeerShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerShared")
+            .field("engine", &self.engine)
+            .field("addr", &self.addr)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A peer and its lanes.
+#[derive(Debug)]
+pub(super) struct Peer {
+    shared: Arc<PeerShared>,
+    lanes: Box<[Arc<Lane>]>,
+}
+
+impl Peer {
+    pub(super) fn new(shared: Arc<PeerShared>, lanes: Box<[Arc<Lane>]>) -> Self {
+        Self { shared, lanes }
+    }
+
+    pub(super) fn lanes(&self) -> &[Arc<Lane>] {
+        &self.lanes
+    }
+
+    pub(super) fn shared(&self) -> &Arc<PeerShared> {
+        &self.shared
+    }
+
+    /// Takes work in, unless the peer has retired: then the run comes back. A small run is sent by
+    /// the calling thread at once, if a lane is free; that saves waking one up.
+    pub(super) fn submit(&self, run: Run) -> Result<(), Run> {
+        let small = run.is_small();
+        {
+            let mut state = self.shared.state.lock();
+            if state.retired {
+                return Err(run);
+            }
+            state.queue.push(run);
+        }
+        if small {
+            self.best_lane().push_along();
+        } else {
+            self.lanes.iter().for_each(|lane| lane.notify());
+        }
+        Ok(())
+    }
+
+    /// Asks the peer for a sign of life. Comes back as [`Peer::submit`] does.
+    pub(super) fn probe(&self, job: Arc<Job>) -> Result<(), Arc<Job>> {
+        {
+            let mut state = self.shared.state.lock();
+            if state.retired {
+                return Err(job);
+            }
+            state.queue.push_probe(job);
+        }
+        self.best_lane().push_along();
+        Ok(())
+    }
+
+    /// A lane that is up and has little in flight; else the first.
+    fn best_lane(&self) -> &Arc<Lane> {
+        let up = self.lanes.iter().filter(|lane| lane.is_up());
+        up.min_by_key(|lane| lane.load()).unwrap_or(&self.lanes[0])
+    }
+}

@@ -1,0 +1,66 @@
+//! Sockets as this transport wants them: non-blocking, without delay, with keep-alive.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+
+/// How long a connection may be silent before the system asks the peer whether it is still there.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+pub(super) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    // A restarted process gets its port back while connections of the old one linger.
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+pub(super) fn configure(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_AFTER)
+        .with_interval(KEEPALIVE_EVERY);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+/// Begins to connect. The socket becomes writable when that has ended, well or not.
+pub(super) fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    let stream: TcpStream = socket.into();
+    configure(&stream)?;
+    match SockRef::from(&stream).connect(&addr.into()) {
+        Ok(()) => Ok(stream),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(stream),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether connecting has ended, and how.
+pub(super) fn connected(stream: &TcpStream) -> io::Result<bool> {
+    if let Some(error) = stream.take_error()? {
+        return Err(error);
+    }
+    match stream.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Closes so that bytes which are still queued, here or at the peer, are dropped rather than
+/// delivered late.
+pub(super) fn abort(stream: TcpStream) {
+    if let Err(error) = SockRef::from(&stream).set_linger(Some(Duration::ZERO)) {
+        tracing::debug!(%error, "closing a connection without a reset");
+    }
+    drop(stream);
+}
