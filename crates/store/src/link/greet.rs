@@ -115,8 +115,8 @@ async fn open<C: Connector>(
     let mut io = Some(TokioIo::new(io));
     let channel = endpoint
         .connect_with_connector(tower::service_fn(move |_: Uri| {
-            let io = io.take().ok_or(std::io::ErrorKind::NotConnected);
-            std::future::ready(io.map_err(std::io::Error::from))
+            let io = io.take();
+            std::future::ready(io.ok_or_else(|| std::io::Error::other("it closed the connection")))
         }))
         .await
         .map_err(|error| shared.unreachable(chain(&error)))?;

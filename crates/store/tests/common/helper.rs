@@ -1,0 +1,89 @@
+//! Processes of their own, for what needs a kill: this test binary, run again for one ignored test.
+//!
+//! A helper is told what to do by one environment variable, says `ready …` on its standard output when
+//! it has done so, and lives until it is killed or its standard input ends.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use super::PATIENCE;
+
+/// The variable that carries a helper's orders.
+pub const ORDERS: &str = "LAYERCAKE_TEST_HELPER";
+
+/// A helper process. Killed when dropped.
+pub struct Helper {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Helper {
+    /// Runs the ignored test `name` of this binary with `orders`, and waits until it is ready. Gives
+    /// what it said.
+    pub async fn start(name: &str, orders: &str) -> (Self, String) {
+        let mut child = Command::new(std::env::current_exe().expect("a running binary"))
+            .args(["--ignored", "--exact", name, "--nocapture", "--test-threads=1"])
+            .env(ORDERS, orders)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("this binary can be run again");
+        let stdout = child.stdout.take().expect("piped");
+        let mut helper = Self {
+            child,
+            lines: BufReader::new(stdout).lines(),
+        };
+        let said = helper.wait_for("ready").await;
+        (helper, said)
+    }
+
+    /// Waits for a line that holds `word`; gives what follows it.
+    pub async fn wait_for(&mut self, word: &str) -> String {
+        let found = async {
+            while let Ok(Some(line)) = self.lines.next_line().await {
+                if let Some((_, rest)) = line.split_once(word) {
+                    return rest.trim().to_owned();
+                }
+            }
+            panic!("the helper ended without saying {word:?}");
+        };
+        tokio::time::timeout(PATIENCE, found).await.expect("the helper is quick")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id().expect("running")
+    }
+
+    /// SIGKILL, and waits until the process is gone.
+    pub async fn kill(mut self) {
+        self.child.kill().await.expect("it was running");
+    }
+
+    /// Sends a signal by its name, for instance `STOP`.
+    pub async fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([format!("-{name}"), self.pid().to_string()])
+            .status()
+            .await
+            .expect("kill is there");
+        assert!(status.success());
+    }
+}
+
+/// The orders of this process, if it is a helper.
+pub fn orders() -> String {
+    std::env::var(ORDERS).expect("run by the tests that need it, not by itself")
+}
+
+/// Says a line, and lives until the parent lets go or is gone.
+pub async fn ready(said: &str) {
+    println!("ready {said}");
+    let mut input = tokio::io::stdin();
+    let mut rest = Vec::new();
+    let end = tokio::io::AsyncReadExt::read_to_end(&mut input, &mut rest);
+    drop(tokio::time::timeout(Duration::from_secs(120), end).await);
+}

@@ -1,0 +1,233 @@
+//! What the link says to a stranger, and to a master that does not fit.
+
+use std::time::{Duration, Instant};
+
+use layercake_protocol::auth::SharedToken;
+use layercake_protocol::version::{CURRENT, Version};
+use layercake_store::StoreError;
+use layercake_store::link::{LinkState, MasterLink};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::fake::{FakeMaster, Nature};
+use crate::{config, down};
+
+fn token(text: &str) -> Option<SharedToken> {
+    Some(SharedToken::new(text).expect("long enough"))
+}
+
+const SECRET: &str = "a secret that all members share";
+
+async fn refused(nature: Nature, ours: Option<SharedToken>) -> (StoreError, FakeMaster) {
+    let master = FakeMaster::new(nature);
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.token = ours;
+    let error = MasterLink::connect(config)
+        .await
+        .expect_err("must be refused");
+    assert!(
+        error.to_string().contains(&served.address.to_string()),
+        "{error}"
+    );
+    (error, master)
+}
+
+#[tokio::test]
+async fn both_sides_prove_the_token() {
+    let master = FakeMaster::new(Nature {
+        token: token(SECRET),
+        ..Nature::default()
+    });
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.token = token(SECRET);
+    let link = MasterLink::connect(config)
+        .await
+        .expect("the tokens are equal");
+    assert!(matches!(link.state(), LinkState::Up { .. }));
+}
+
+#[tokio::test]
+async fn a_master_that_cannot_prove_the_token_is_refused_before_it_learns_anything() {
+    for theirs in [None, token("a secret, but another one")] {
+        let nature = Nature {
+            token: theirs,
+            ..Nature::default()
+        };
+        let (error, master) = refused(nature, token(SECRET)).await;
+        assert!(
+            matches!(error, StoreError::MasterUnproven { .. }),
+            "{error}"
+        );
+        assert!(!error.is_retryable());
+        assert_eq!(master.greetings(), (1, 0), "it got a nonce, and no proof");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_cannot_prove_the_token_is_told_so() {
+    let nature = Nature {
+        token: token(SECRET),
+        ..Nature::default()
+    };
+    let (error, _) = refused(nature.clone(), None).await;
+    assert!(matches!(error, StoreError::TokenRequired { .. }), "{error}");
+    let nature = Nature {
+        turns_away: true,
+        ..nature
+    };
+    let (error, _) = refused(nature, token(SECRET)).await;
+    assert!(matches!(error, StoreError::WrongToken { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_version_that_does_not_fit_is_refused_naming_both() {
+    let theirs = Version {
+        protocol: CURRENT.protocol + 2,
+        semantics: CURRENT.semantics,
+    };
+    let nature = Nature {
+        version: theirs,
+        ..Nature::default()
+    };
+    let (error, master) = refused(nature, None).await;
+    let text = error.to_string();
+    assert!(
+        text.contains(&theirs.to_string()) && text.contains(&CURRENT.to_string()),
+        "{text}"
+    );
+    assert!(!error.is_retryable());
+    assert_eq!(master.greetings().1, 0);
+    // The version before this one works.
+    let nature = Nature {
+        version: Version {
+            protocol: CURRENT.protocol - 1,
+            semantics: CURRENT.semantics,
+        },
+        ..Nature::default()
+    };
+    let served = FakeMaster::new(nature).serve();
+    assert!(MasterLink::connect(config(served.address)).await.is_ok());
+}
+
+/// Serves connections: reads a little, says something, perhaps hangs up, reads on to the end.
+async fn say(text: &'static [u8], hang_up: bool) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut some = [0; 1024];
+            let _ = stream.read(&mut some).await;
+            let _ = stream.write_all(text).await;
+            if hang_up {
+                let _ = stream.shutdown().await;
+            }
+            while stream.read(&mut some).await.is_ok_and(|n| n > 0) {}
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn another_service_on_the_port_is_named_for_what_it_is() {
+    for hang_up in [false, true] {
+        let address = say(b"HTTP/1.1 505 HTTP Version Not Supported\r\n\r\n", hang_up).await;
+        let error = MasterLink::connect(config(address))
+            .await
+            .expect_err("no master");
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::NotAMaster { .. }), "{text}");
+        assert!(
+            text.contains("HTTP/1.1 505") && text.contains(&address.to_string()),
+            "{text}"
+        );
+        assert!(!text.contains('\n'), "one line: {text}");
+    }
+}
+
+#[tokio::test]
+async fn another_grpc_service_is_no_master() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(
+        tonic::transport::Server::builder()
+            .add_routes(tonic::service::Routes::default())
+            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)),
+    );
+    let error = MasterLink::connect(config(address))
+        .await
+        .expect_err("no master");
+    assert!(matches!(error, StoreError::NotAMaster { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn who_accepts_and_stays_silent_is_given_up_at_the_connect_deadline() {
+    let address = say(b"", false).await;
+    let mut config = config(address);
+    config.timeouts.connect = Duration::from_millis(200);
+    let start = Instant::now();
+    let error = MasterLink::connect(config)
+        .await
+        .expect_err("nobody answers");
+    assert!(
+        matches!(error, StoreError::MasterUnreachable { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("greeting"), "{error}");
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn nobody_on_the_port_is_unreachable_at_once() {
+    let served = FakeMaster::default().serve();
+    let address = served.address;
+    served.kill();
+    let error = MasterLink::connect(config(address))
+        .await
+        .expect_err("nobody is there");
+    assert!(
+        matches!(error, StoreError::MasterUnreachable { .. }),
+        "{error}"
+    );
+    assert!(error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_master_that_comes_back_with_another_token_is_what_calls_answer_with() {
+    let master = FakeMaster::new(Nature {
+        token: token(SECRET),
+        ..Nature::default()
+    });
+    let served = master.serve();
+    let address = served.address;
+    let mut config = config(address);
+    config.token = token(SECRET);
+    let link = MasterLink::connect(config)
+        .await
+        .expect("the tokens are equal");
+    served.kill();
+    let other = FakeMaster::new(Nature {
+        token: token("not the same secret any more"),
+        term: 2,
+        ..Nature::default()
+    });
+    let _served = other.serve_at(address);
+    loop {
+        if let StoreError::MasterUnproven { .. } = down(&link).await {
+            break;
+        }
+        link.watch().changed().await.expect("the link lives");
+    }
+    let error = link.put_end(&[]).await;
+    assert!(error.is_ok(), "an empty batch asks nobody");
+    let error = link.remove_matching("", false).await.expect_err("no trust");
+    assert!(
+        matches!(error, StoreError::MasterUnproven { .. }),
+        "{error}"
+    );
+}

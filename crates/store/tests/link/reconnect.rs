@@ -1,0 +1,330 @@
+//! Losing the master and having it back.
+
+use std::time::{Duration, Instant};
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::ids::Term;
+use layercake_protocol::replica::{ObjectRef, ReplicateConfig};
+use layercake_store::StoreError;
+use layercake_store::link::{Exists, Life, LinkState, MasterLink, StartOptions};
+
+use crate::fake::{FakeMaster, Fault, Kind, Nature};
+use crate::{config, down, key, put, state, up};
+
+async fn connected(master: &FakeMaster) -> (MasterLink, crate::fake::Served) {
+    let served = master.serve();
+    let link = MasterLink::connect(config(served.address))
+        .await
+        .expect("it is there");
+    (link, served)
+}
+
+#[tokio::test]
+// contract: session-17
+async fn calls_fail_at_once_while_the_master_is_down_and_work_when_it_is_back() {
+    let master = FakeMaster::default();
+    master.insert("a");
+    let (link, served) = connected(&master).await;
+    let address = served.address;
+    served.kill();
+    down(&link).await;
+    let start = Instant::now();
+    for _ in 0..100 {
+        let error = link
+            .exists(&Exists::readable(&[key("a")]))
+            .await
+            .expect_err("it is down");
+        assert!(
+            matches!(error, StoreError::MasterUnreachable { .. }),
+            "{error}"
+        );
+    }
+    // 100 calls in less than one connect would take to fail.
+    assert!(
+        start.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        start.elapsed()
+    );
+    let _served = master.serve_at(address);
+    up(&link).await;
+    assert!(link.exists(&Exists::readable(&[key("a")])).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_start_whose_answer_was_lost_is_repeated_and_made_once() {
+    let master = FakeMaster::default();
+    let (link, _served) = connected(&master).await;
+    master.on(Kind::PutStart, Fault::ApplyThenDrop);
+    let started = link
+        .put_start(
+            &[put("k")],
+            &ReplicateConfig::default(),
+            StartOptions::default(),
+        )
+        .await
+        .expect("it is repeated");
+    assert!(started.results[0].is_ok(), "not in progress: it is our own");
+    let seen = master.seen(Kind::PutStart);
+    assert_eq!(seen.len(), 2);
+    assert_eq!(seen[0].context.request, seen[1].context.request);
+    assert_eq!(master.reservations(), 1);
+}
+
+#[tokio::test]
+// contract: session-6
+async fn an_end_is_repeated_whether_it_was_applied_or_not() {
+    let master = FakeMaster::default();
+    let (link, _served) = connected(&master).await;
+    for (name, fault) in [("a", Fault::Drop), ("b", Fault::ApplyThenDrop)] {
+        let started = link
+            .put_start(
+                &[put(name)],
+                &ReplicateConfig::default(),
+                StartOptions::default(),
+            )
+            .await
+            .expect("up");
+        let generation = started.results[0].as_ref().expect("free").generation;
+        let object = ObjectRef {
+            key: key(name),
+            generation,
+        };
+        master.on(Kind::PutEnd, fault);
+        let ended = link.put_end(&[object]).await.expect("it is repeated");
+        assert_eq!(ended, [Ok(())]);
+    }
+    assert_eq!(master.seen(Kind::PutEnd).len(), 4);
+}
+
+#[tokio::test]
+async fn a_removal_whose_answer_was_lost_is_not_repeated() {
+    let master = FakeMaster::default();
+    master.insert("k");
+    let (link, _served) = connected(&master).await;
+    master.on(Kind::Remove, Fault::ApplyThenDrop);
+    let error = link
+        .remove(&[key("k")], false)
+        .await
+        .expect_err("unknown outcome");
+    assert!(
+        matches!(error, StoreError::MasterUnreachable { .. }),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("may have taken effect"),
+        "{error}"
+    );
+    up(&link).await;
+    assert_eq!(master.seen(Kind::Remove).len(), 1);
+}
+
+#[tokio::test]
+async fn a_call_under_way_survives_a_restart_within_its_deadline() {
+    let master = FakeMaster::default();
+    let (link, served) = connected(&master).await;
+    let address = served.address;
+    master.on(Kind::Exists, Fault::Swallow);
+    let call = tokio::spawn({
+        let link = link.clone();
+        async move { link.exists(&Exists::readable(&[key("a")])).await }
+    });
+    master
+        .until("the call arrives", |master| {
+            master.seen(Kind::Exists).len() == 1
+        })
+        .await;
+    served.kill();
+    down(&link).await;
+    master.restart();
+    master.insert("a");
+    let _served = master.serve_at(address);
+    let existence = call.await.expect("no panic").expect("it is repeated");
+    assert_eq!(
+        existence.states,
+        [layercake_protocol::replica::Presence::Complete]
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_come_is_a_time_out_and_the_link_stays_up() {
+    let master = FakeMaster::default();
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.timeouts.call = Duration::from_millis(100);
+    let link = MasterLink::connect(config).await.expect("it is there");
+    master.on(Kind::Exists, Fault::Swallow);
+    let error = link
+        .exists(&Exists::readable(&[key("a")]))
+        .await
+        .expect_err("no answer");
+    assert!(matches!(error, StoreError::MasterTimeout { .. }), "{error}");
+    assert!(matches!(link.state(), LinkState::Up { .. }));
+    assert!(link.exists(&Exists::readable(&[key("a")])).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_master_that_stands_still_is_noticed_by_its_pings() {
+    let master = FakeMaster::default();
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.timeouts.ping_every = Duration::from_millis(50);
+    config.timeouts.ping = Duration::from_millis(100);
+    config.timeouts.connect = Duration::from_millis(100);
+    let link = MasterLink::connect(config).await.expect("it is there");
+    let guard = served.freeze();
+    down(&link).await;
+    let start = Instant::now();
+    assert!(link.exists(&Exists::readable(&[key("a")])).await.is_err());
+    assert!(
+        start.elapsed() < Duration::from_millis(50),
+        "{:?}",
+        start.elapsed()
+    );
+    drop(guard);
+    up(&link).await;
+}
+
+#[tokio::test]
+async fn each_membership_is_a_life_of_its_own() {
+    let master = FakeMaster::new(Nature {
+        heartbeat_every: Duration::from_millis(10),
+        ..Nature::default()
+    });
+    let (link, served) = connected(&master).await;
+    let address = served.address;
+    let LinkState::Up { term, life } = link.state() else {
+        panic!("not up");
+    };
+    assert_eq!((term, life), (Term(1), Life(1)));
+    // The connection breaks, the master knows the member: the same life.
+    master.on(Kind::Exists, Fault::Drop);
+    assert!(link.exists(&Exists::readable(&[key("a")])).await.is_ok());
+    assert!(matches!(
+        up(&link).await,
+        LinkState::Up { life: Life(1), .. }
+    ));
+    // The master forgets the member: a heartbeat tells.
+    master.forget_members();
+    state(&link, "in its second life", |state| {
+        matches!(
+            state,
+            LinkState::Up {
+                term: Term(1),
+                life: Life(2)
+            }
+        )
+    })
+    .await;
+    // Another master.
+    served.kill();
+    master.restart();
+    let _served = master.serve_at(address);
+    state(&link, "in its third life", |state| {
+        matches!(
+            state,
+            LinkState::Up {
+                term: Term(2),
+                life: Life(3)
+            }
+        )
+    })
+    .await;
+    let context = master
+        .seen(Kind::Heartbeat)
+        .last()
+        .expect("there were some")
+        .context
+        .clone();
+    assert_eq!(context.client, link.client_id(), "it stays the same member");
+}
+
+#[tokio::test]
+async fn a_call_refused_for_its_term_or_membership_is_repeated_after_joining_anew() {
+    let master = FakeMaster::default();
+    let (link, _served) = connected(&master).await;
+    for refusal in [Refusal::WrongTerm, Refusal::UnknownMember] {
+        master.on(Kind::Exists, Fault::Refuse(refusal));
+        assert!(link.exists(&Exists::readable(&[key("a")])).await.is_ok());
+    }
+    assert_eq!(master.seen(Kind::Join).len(), 3);
+    // One that is refused again is not repeated for ever.
+    for _ in 0..2 {
+        master.on(Kind::Exists, Fault::Refuse(Refusal::WrongTerm));
+    }
+    let error = link
+        .exists(&Exists::readable(&[key("a")]))
+        .await
+        .expect_err("twice");
+    assert!(
+        matches!(error, StoreError::Refused(Refusal::WrongTerm)),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_start_whose_caller_went_away_is_taken_back() {
+    let master = FakeMaster::default();
+    master.insert("there");
+    let (link, _served) = connected(&master).await;
+    master.on(Kind::PutStart, Fault::Hold);
+    master.on(Kind::GetStart, Fault::Hold);
+    let puts = tokio::spawn({
+        let link = link.clone();
+        async move {
+            let entries = [put("a"), put("there"), put("b")];
+            link.put_start(
+                &entries,
+                &ReplicateConfig::default(),
+                StartOptions::default(),
+            )
+            .await
+        }
+    });
+    let gets = tokio::spawn({
+        let link = link.clone();
+        async move {
+            link.get_start(&[key("there")], StartOptions::default(), true)
+                .await
+        }
+    });
+    master
+        .until("both starts arrive", |master| {
+            master.seen(Kind::PutStart).len() + master.seen(Kind::GetStart).len() == 2
+        })
+        .await;
+    puts.abort();
+    gets.abort();
+    assert!(puts.await.is_err() && gets.await.is_err());
+    assert_eq!(master.reservations(), 2);
+    master.release();
+    master.release();
+    master
+        .until("the reservations and the lease are given back", |master| {
+            master.reservations() == 0 && master.seen(Kind::GetEnd).len() == 1
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_start_that_timed_out_is_taken_back_when_it_is_answered() {
+    let master = FakeMaster::default();
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.timeouts.call = Duration::from_millis(100);
+    let link = MasterLink::connect(config).await.expect("it is there");
+    master.on(Kind::PutStart, Fault::Hold);
+    let error = link
+        .put_start(
+            &[put("a")],
+            &ReplicateConfig::default(),
+            StartOptions::default(),
+        )
+        .await
+        .expect_err("held");
+    assert!(matches!(error, StoreError::MasterTimeout { .. }), "{error}");
+    assert_eq!(master.reservations(), 1);
+    master.release();
+    master
+        .until("it is given back", |master| master.reservations() == 0)
+        .await;
+}
