@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use layercake_protocol::ids::MemoryKind;
+use layercake_protocol::ids::{EngineId, MemoryKind};
 
 use crate::backend::{Backend, Context, Router};
 use crate::batch::Batch;
@@ -21,6 +21,7 @@ use crate::error::{Error, PieceError};
 use crate::job::{Job, PieceSet};
 use crate::local::LocalBackend;
 use crate::memory::{Access, AllocateOptions, HostBuffer, Memory, Registry};
+use crate::shm::Shm;
 use crate::stats::{Stats, StatsTable};
 use crate::tcp::TcpBackend;
 use crate::transfer::Transfer;
@@ -41,6 +42,7 @@ struct Core {
     endpoint: Endpoint,
     backends: Vec<Arc<dyn Backend>>,
     tcp: Option<Arc<TcpBackend>>,
+    shm: Option<Arc<Shm>>,
     pool: Option<Arc<CopyPool>>,
 }
 
@@ -57,6 +59,7 @@ impl Core {
                 peer.engine != self.endpoint.engine
                     && peer.host == self.endpoint.host
                     && peer.shm.is_some()
+                    && self.shm.as_ref().is_some_and(|shm| !shm.is_unusable(peer.engine))
             }
             TransportKind::Tcp => !peer.tcp.is_empty(),
             TransportKind::Mock => true,
@@ -107,6 +110,13 @@ impl Engine {
             let local = LocalBackend::new(Arc::clone(&context), Arc::clone(pool));
             backends.push(Arc::new(local));
         }
+        let shm = match pool.as_ref().filter(|_| wanted(TransportKind::Shm)) {
+            Some(pool) => start_shm(&context, pool)?,
+            None => None,
+        };
+        if let Some(shm) = &shm {
+            backends.push(Arc::clone(shm) as Arc<dyn Backend>);
+        }
         let mut tcp_backend = None;
         let mut tcp = String::new();
         if wanted(TransportKind::Tcp) {
@@ -119,7 +129,7 @@ impl Engine {
             engine: context.engine,
             tcp,
             host: context.host,
-            shm: None,
+            shm: shm.as_ref().map(|shm| shm.name().to_owned()),
             pid: std::process::id(),
         };
         let core = Arc::new(Core {
@@ -127,6 +137,7 @@ impl Engine {
             endpoint,
             backends,
             tcp: tcp_backend,
+            shm,
             pool,
         });
         let router: Arc<dyn Router> = Arc::clone(&core) as Arc<dyn Router>;
@@ -224,6 +235,32 @@ impl Engine {
             .map(|backend| backend.kind())
     }
 
+    /// Which hold a peer on this host has on this engine's memory. Asks the system: a process that
+    /// has just died has none.
+    pub fn holders(&self, peer: EngineId) -> PeerPresence {
+        let shm = self.inner.core.shm.as_ref();
+        PeerPresence {
+            attached: shm.is_some_and(|shm| shm.is_attached(peer)),
+        }
+    }
+
+    /// Waits until a peer on this host has no hold on this engine's memory any more; says whether
+    /// that came about. Nothing that it began by itself can change the memory then.
+    pub fn wait_detached(&self, peer: EngineId, deadline: Duration) -> bool {
+        let shm = self.inner.core.shm.as_ref();
+        shm.is_none_or(|shm| shm.wait_detached(peer, after(deadline)))
+    }
+
+    /// Waits until every copy is over that a peer on this host (or any of them) had begun by itself
+    /// when this was called; says whether that came about. Copies that begin later see what was
+    /// stored before: once [`Memory::fence`] has raised tags and this has returned `true`, no write
+    /// of an earlier generation can land there, though the peer may still be attached. A peer that is
+    /// stopped in the middle of a copy keeps this waiting.
+    pub fn wait_quiet(&self, peer: Option<EngineId>, deadline: Duration) -> bool {
+        let shm = self.inner.core.shm.as_ref();
+        shm.is_none_or(|shm| shm.wait_quiet(peer, after(deadline)))
+    }
+
     /// The counters.
     pub fn stats(&self) -> Stats {
         let context = &self.inner.core.context;
@@ -236,10 +273,37 @@ impl Engine {
     }
 }
 
+/// What a peer on this host can do to this engine's memory without its help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerPresence {
+    /// It is attached by shared memory: it may be copying, and may begin to at any time.
+    pub attached: bool,
+}
+
+fn after(duration: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(duration).unwrap_or(now)
+}
+
+/// Starts shared memory. Where the system does not allow it, the engine goes without if it has tcp.
+fn start_shm(context: &Arc<Context>, pool: &Arc<CopyPool>) -> Result<Option<Arc<Shm>>, Error> {
+    match Shm::start(Arc::clone(context), Arc::clone(pool)) {
+        Ok(shm) => {
+            context.registry.set_observer(shm.observer());
+            Ok(Some(shm))
+        }
+        Err(error) if context.config.transports.contains(TransportKind::Tcp) => {
+            tracing::warn!(%error, "no shared memory on this system: peers on this host use tcp");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 impl Inner {
     fn shutdown(&self, deadline: Duration) {
-        let start = Instant::now();
-        let until = start.checked_add(deadline).unwrap_or(start);
+        let until = after(deadline);
         for backend in &self.core.backends {
             backend.shutdown(until);
         }

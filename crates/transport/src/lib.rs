@@ -35,7 +35,7 @@ mod transfer;
 pub use batch::{Batch, Direction, Piece, RemoteSlice};
 pub use config::{Deadlines, EngineConfig, TransportKind, TransportSet};
 pub use endpoint::{Endpoint, HostId};
-pub use engine::Engine;
+pub use engine::{Engine, PeerPresence};
 pub use error::{Error, PieceError, Refusal};
 pub use memory::{
     Access, AllocateOptions, HostBuffer, LocalSlice, Memory, RegionDescriptor, TAG_GRANULE,

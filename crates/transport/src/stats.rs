@@ -91,6 +91,11 @@ impl StatsTable {
         self.security_refusals.fetch_add(1, Relaxed);
     }
 
+    /// A peer refused that many of its own pieces on this engine's behalf.
+    pub(crate) fn add_security_refusals(&self, pieces: u64) {
+        self.security_refusals.fetch_add(pieces, Relaxed);
+    }
+
     /// A peer sent bytes that are no frame.
     pub(crate) fn add_malformed(&self) {
         self.malformed.fetch_add(1, Relaxed);
