@@ -22,7 +22,9 @@ fn read() -> std::io::Result<HostId> {
     // other processes in a user namespace.
     for namespace in ["net", "pid", "user"] {
         let link = std::fs::read_link(format!("/proc/self/ns/{namespace}"))?;
-        hasher.update(link.as_os_str().as_encoded_bytes()).update(b"\n");
+        hasher
+            .update(link.as_os_str().as_encoded_bytes())
+            .update(b"\n");
     }
     let mut id = [0; 16];
     id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);

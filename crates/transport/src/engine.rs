@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::ids::{EngineId, MemoryKind};
@@ -44,6 +45,7 @@ struct Core {
     tcp: Option<Arc<TcpBackend>>,
     shm: Option<Arc<Shm>>,
     pool: Option<Arc<CopyPool>>,
+    closed: AtomicBool,
 }
 
 impl Core {
@@ -59,7 +61,10 @@ impl Core {
                 peer.engine != self.endpoint.engine
                     && peer.host == self.endpoint.host
                     && peer.shm.is_some()
-                    && self.shm.as_ref().is_some_and(|shm| !shm.is_unusable(peer.engine))
+                    && self
+                        .shm
+                        .as_ref()
+                        .is_some_and(|shm| !shm.is_unusable(peer.engine))
             }
             TransportKind::Tcp => !peer.tcp.is_empty(),
             TransportKind::Mock => true,
@@ -72,6 +77,7 @@ impl Core {
 
     fn route(&self, job: Arc<Job>, pieces: PieceSet, after: Option<TransportKind>) {
         match self.choose(job.peer(), after) {
+            _ if self.closed.load(Ordering::SeqCst) => job.fail(&pieces, PieceError::ShutDown),
             Some(backend) => {
                 job.set_transport(backend.kind());
                 backend.submit(job, pieces);
@@ -93,7 +99,7 @@ impl Engine {
         config.validate()?;
         let context = Arc::new(Context {
             config,
-            engine: layercake_protocol::ids::EngineId::draw(),
+            engine: EngineId::draw(),
             host: current_host(),
             registry: Arc::new(Registry::new()),
             stats: Arc::new(StatsTable::default()),
@@ -104,7 +110,10 @@ impl Engine {
         let mut pool = None;
         if wanted(TransportKind::Local) || wanted(TransportKind::Shm) {
             let started = CopyPool::start(context.config.copy_threads);
-            pool = Some(Arc::new(started.map_err(|error| Error::system("starting a copy thread", error))?));
+            pool =
+                Some(Arc::new(started.map_err(|error| {
+                    Error::system("starting a copy thread", error)
+                })?));
         }
         if let Some(pool) = pool.as_ref().filter(|_| wanted(TransportKind::Local)) {
             let local = LocalBackend::new(Arc::clone(&context), Arc::clone(pool));
@@ -121,7 +130,11 @@ impl Engine {
         let mut tcp = String::new();
         if wanted(TransportKind::Tcp) {
             let backend = TcpBackend::start(&context)?;
-            tcp = context.config.advertise.unwrap_or_else(|| backend.local_addr()).to_string();
+            tcp = context
+                .config
+                .advertise
+                .unwrap_or_else(|| backend.local_addr())
+                .to_string();
             backends.push(Arc::clone(&backend) as Arc<dyn Backend>);
             tcp_backend = Some(backend);
         }
@@ -139,6 +152,7 @@ impl Engine {
             tcp: tcp_backend,
             shm,
             pool,
+            closed: AtomicBool::new(false),
         });
         let router: Arc<dyn Router> = Arc::clone(&core) as Arc<dyn Router>;
         let first = core.context.router.set(Arc::downgrade(&router)).is_ok();
@@ -304,6 +318,7 @@ fn start_shm(context: &Arc<Context>, pool: &Arc<CopyPool>) -> Result<Option<Arc<
 impl Inner {
     fn shutdown(&self, deadline: Duration) {
         let until = after(deadline);
+        self.core.closed.store(true, Ordering::SeqCst);
         for backend in &self.core.backends {
             backend.shutdown(until);
         }

@@ -30,6 +30,8 @@ mod racy;
 mod shm;
 mod stats;
 mod tcp;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod transfer;
 
 pub use batch::{Batch, Direction, Piece, RemoteSlice};

@@ -33,7 +33,9 @@ impl Backend for LocalBackend {
     }
 
     fn submit(&self, job: Arc<Job>, pieces: PieceSet) {
-        let mover = LocalMover { context: Arc::clone(&self.context) };
+        let mover = LocalMover {
+            context: Arc::clone(&self.context),
+        };
         PieceRun::start(job, pieces, Box::new(mover), &self.pool);
     }
 
@@ -49,14 +51,25 @@ struct LocalMover {
 type LastRegion = Option<(RemoteSlice, RegionPin)>;
 
 impl LocalMover {
-    fn open<'a>(&self, remote: &RemoteSlice, last: &'a mut LastRegion) -> Result<&'a RegionPin, Refusal> {
+    fn open<'a>(
+        &self,
+        remote: &RemoteSlice,
+        last: &'a mut LastRegion,
+    ) -> Result<&'a RegionPin, Refusal> {
         let same = |known: &RemoteSlice| {
             known.region == remote.region && known.capability == remote.capability
         };
         if !last.as_ref().is_some_and(|(known, _)| same(known)) {
-            *last = Some((*remote, self.context.registry.open(remote.region, &remote.capability)?));
+            *last = Some((
+                *remote,
+                self.context
+                    .registry
+                    .open(remote.region, &remote.capability)?,
+            ));
         }
-        last.as_ref().map(|(_, pin)| pin).ok_or(Refusal::UnknownRegion)
+        last.as_ref()
+            .map(|(_, pin)| pin)
+            .ok_or(Refusal::UnknownRegion)
     }
 
     fn move_part(&self, job: &Job, part: &Part, last: &mut LastRegion) -> Result<u32, Refusal> {
@@ -66,15 +79,23 @@ impl LocalMover {
         let entry = self.open(remote, last)?.entry();
         entry.check_op(direction, remote.offset, remote.len)?;
         let offset = remote.offset + part.offset;
-        let generation = remote.generation.filter(|_| self.context.config.generation_checks);
+        let generation = remote
+            .generation
+            .filter(|_| self.context.config.generation_checks);
         if let Some(generation) = generation {
             entry.check_before(direction, offset, part.len, generation)?;
         }
         let size = |n: u64| usize::try_from(n).expect("a range inside mapped memory fits");
         let (start, len) = (size(part.offset), size(part.len));
         let (target, source) = match direction {
-            Direction::Read => (piece.local.target().part(start, len), entry.source(offset, len)),
-            Direction::Write => (entry.target(offset, len), piece.local.source().part(start, len)),
+            Direction::Read => (
+                piece.local.target().part(start, len),
+                entry.source(offset, len),
+            ),
+            Direction::Write => (
+                entry.target(offset, len),
+                piece.local.source().part(start, len),
+            ),
         };
         let (Some(target), Some(source)) = (target, source) else {
             return Err(Refusal::OutOfBounds);

@@ -208,12 +208,14 @@ impl RegionEntry {
 
     /// Bytes inside the region, to copy from; none if the range lies outside.
     pub(crate) fn source(&self, offset: u64, len: usize) -> Option<Source<'_>> {
-        self.contains(offset, len as u64).then(|| raw::source(self, offset, len))
+        self.contains(offset, len as u64)
+            .then(|| raw::source(self, offset, len))
     }
 
     /// Bytes inside the region, to copy to; none if the range lies outside.
     pub(crate) fn target(&self, offset: u64, len: usize) -> Option<Target<'_>> {
-        self.contains(offset, len as u64).then(|| raw::target(self, offset, len))
+        self.contains(offset, len as u64)
+            .then(|| raw::target(self, offset, len))
     }
 
     fn outside(&self, offset: u64, len: usize) -> Error {
@@ -226,13 +228,17 @@ impl RegionEntry {
     }
 
     pub(super) fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        let target = self.target(offset, bytes.len()).ok_or_else(|| self.outside(offset, bytes.len()))?;
+        let target = self
+            .target(offset, bytes.len())
+            .ok_or_else(|| self.outside(offset, bytes.len()))?;
         racy::copy(target, Source::from_slice(bytes));
         Ok(())
     }
 
     pub(super) fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        let source = self.source(offset, bytes.len()).ok_or_else(|| self.outside(offset, bytes.len()))?;
+        let source = self
+            .source(offset, bytes.len())
+            .ok_or_else(|| self.outside(offset, bytes.len()))?;
         racy::copy(Target::from_slice(bytes), source);
         Ok(())
     }
