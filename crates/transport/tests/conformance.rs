@@ -48,6 +48,7 @@ macro_rules! suite {
 
 suite! {
     local: Local;
+    shm: Shm;
     tcp: Tcp;
     @ (
         pieces_of_all_sizes_and_offsets_are_bit_exact,
