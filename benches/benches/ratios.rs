@@ -34,29 +34,30 @@ fn main() -> Result<()> {
     safety(&drivers)
 }
 
-/// The pieces of one measured call, and how often it is repeated for a round.
+/// The calls of one measured round: all pieces in one batch, or a batch for each.
 struct Shape {
     len: u64,
     places: Vec<Scatter>,
-    repeats: u64,
+    many: bool,
 }
 
 impl Shape {
     fn new(len: u64, many: bool) -> Self {
-        let fit = MEMORY / len;
-        let count = if many { fit.min(1024) } else { 1 };
-        let places = scatter(as_usize(count), as_usize(len));
-        // About 256 MiB a round, and no more than 2,000 calls.
-        let repeats = (MEMORY / (count * len)).clamp(1, 2000);
+        let count = (MEMORY / len).min(1024);
         Self {
             len,
-            places,
-            repeats,
+            places: scatter(as_usize(count), as_usize(len)),
+            many,
         }
     }
 
     fn bytes(&self) -> u64 {
-        self.len * self.places.len() as u64 * self.repeats
+        self.len * self.places.len() as u64
+    }
+
+    fn calls(&self) -> std::slice::Chunks<'_, Scatter> {
+        self.places
+            .chunks(if self.many { self.places.len() } else { 1 })
     }
 
     fn name(&self) -> String {
@@ -64,7 +65,7 @@ impl Shape {
             0 => format!("{} KiB", self.len >> 10),
             mebibytes => format!("{mebibytes} MiB"),
         };
-        format!("{} x {size}", self.places.len())
+        format!("{} x {size}", if self.many { self.places.len() } else { 1 })
     }
 }
 
@@ -109,8 +110,8 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
                 // The caller of a transfer takes part in copying, beside the copy threads.
                 let workers = if many { (threads + 1).min(cores) } else { 1 };
                 copy.push(gigabytes_per_second(shape.bytes(), || {
-                    for _ in 0..shape.repeats {
-                        copy_scattered(&source, &mut target, &shape.places, as_usize(len), workers);
+                    for places in shape.calls() {
+                        copy_scattered(&source, &mut target, places, as_usize(len), workers);
                     }
                 }));
                 let mut sent = Ok(std::time::Duration::ZERO);
@@ -147,14 +148,15 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
 }
 
 fn measure(driver: &Driver, direction: Direction, shape: &Shape, safety: Safety) -> Result<f64> {
-    let batch = driver.batch(direction, &shape.places, shape.len, safety)?;
+    let batches = shape
+        .calls()
+        .map(|places| driver.batch(direction, places, shape.len, safety))
+        .collect::<Result<Vec<_>>>()?;
     let mut result = Ok(());
     let speed = gigabytes_per_second(shape.bytes(), || {
-        for _ in 0..shape.repeats {
-            if result.is_ok() {
-                result = driver.finish(batch.clone());
-            }
-        }
+        result = batches
+            .into_iter()
+            .try_for_each(|batch| driver.finish(batch));
     });
     result.map(|()| speed)
 }

@@ -32,8 +32,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Copies the pieces with as many threads, each its share of the destination's halves, and returns
-/// how long that took.
+/// Copies the pieces with as many threads, each its share, and returns how long that took.
 pub fn copy_scattered(
     source: &[u8],
     destination: &mut [u8],
@@ -41,9 +40,18 @@ pub fn copy_scattered(
     len: usize,
     threads: usize,
 ) -> Duration {
+    if threads <= 1 {
+        let start = Instant::now();
+        for place in places {
+            destination[place.to..place.to + len]
+                .copy_from_slice(&source[place.from..place.from + len]);
+        }
+        return start.elapsed();
+    }
+    // Each thread needs a stretch of the destination to itself.
     let mut by_destination: Vec<Scatter> = places.to_vec();
     by_destination.sort_by_key(|place| place.to);
-    let share = by_destination.len().div_ceil(threads.max(1)).max(1);
+    let share = by_destination.len().div_ceil(threads).max(1);
     let start = Instant::now();
     std::thread::scope(|scope| {
         let mut rest = destination;
@@ -53,17 +61,12 @@ pub fn copy_scattered(
             rest = others;
             let first = base;
             base += mine.len();
-            let work = move || {
+            scope.spawn(move || {
                 for place in places {
                     let at = place.to - first;
                     mine[at..at + len].copy_from_slice(&source[place.from..place.from + len]);
                 }
-            };
-            if threads > 1 {
-                scope.spawn(work);
-            } else {
-                work();
-            }
+            });
         }
     });
     start.elapsed()
