@@ -168,6 +168,22 @@ pub enum Event {
         /// Its key.
         key: ObjectKey,
     },
+    /// A member was not heard of in time. What it lent is gone, what it was writing is dropped.
+    MemberLost {
+        /// The member.
+        client: ClientId,
+        /// Its name.
+        name: String,
+        /// How many segments it lent.
+        segments: usize,
+    },
+    /// A segment is gone because its node's name came back with another process.
+    SegmentReplaced {
+        /// The node that lent it.
+        owner: ClientId,
+        /// The segment.
+        segment: SegmentId,
+    },
     /// Nothing holds the segment any more; it is unmounted.
     SegmentDrained {
         /// The node that lends it.

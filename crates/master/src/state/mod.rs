@@ -1,41 +1,133 @@
-//! The master's state machine.
+//! What the master knows and decides: the object table, the pool's memory, and the members.
+//!
+//! Pure: no clock, no I/O, no tasks. Every call takes `now`, answers from memory, and leaves what others
+//! have to do (commands to nodes and clients, waiters to wake) as [`Event`]s for the shell around it.
+//! [`State`] is shared by all connections; its methods take `&self` and wait for short locks only.
+//!
+//! | module | keeps or does |
+//! |---|---|
+//! | `shard` | entries, names, sessions, leases, order of eviction |
+//! | `segments`, `alloc` | the pool: segments and their holes |
+//! | `placement` | which segments get a new object's replicas |
+//! | `groups` | objects that are evicted together |
+//! | `fences` | memory held back until a late writer is ruled out |
+//! | `members`, `tenants`, `tally` | who takes part, namespaces, counters |
+//! | `reads`, `puts`, `removal`, `eviction`, `membership`, `reports` | the calls |
+//!
+//! # Invariants
+//!
+//! - A piece of a segment belongs to one entry, to one fence, or to nobody; it changes hands only through
+//!   the segment's allocator.
+//! - A reservation's number is drawn after its memory was taken, so it is greater than every number that
+//!   was ever written there: numbers order the writers of a place.
+//! - Only complete entries with a live replica are readable; a name stands for one of them at a time.
+//! - Every put session ends at most once: committed, revoked, or taken away.
+//!
+//! # Locks
+//!
+//! In this order, each left out at will: `evicting`; the members' table; one shard; then one leaf (a
+//! segment's books, a group's members, the registry of groups). `fences` is taken with no shard's lock held;
+//! a segment's books, `events` and the member's table's readers may follow it. No call holds two shards.
+//! What a change in a shard means elsewhere is collected as [`Effects`] and carried out after its lock is
+//! let go.
 
 mod alloc;
 mod api;
 mod config;
+mod effects;
+mod eviction;
+mod fences;
+mod groups;
+mod members;
+mod membership;
 mod moment;
+mod numbers;
+mod placement;
+mod puts;
+mod reads;
+mod removal;
+mod reports;
+mod segments;
+mod shard;
+mod tally;
+mod tenants;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use layercake_protocol::command::FenceId;
-use layercake_protocol::endpoint::Endpoint;
-use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::{ClientId, Epoch, Generation, SegmentId, Term};
-use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::{GetStarted, ObjectRef, Presence, PutStarted, Segment};
-use layercake_protocol::report::{ObjectStat, SegmentStat, Status};
+use layercake_protocol::ids::{Epoch, Generation};
+use layercake_protocol::key::ObjectKey;
+use parking_lot::{Mutex, MutexGuard};
 
-pub use api::{
+use self::effects::{Effects, Fate};
+use self::eviction::Pressure;
+use self::fences::{Fences, Freed, Suspect};
+use self::groups::Groups;
+use self::members::Members;
+use self::placement::Dice;
+use self::segments::Pool;
+use self::shard::{KeyHasher, Shard};
+use self::tally::Tally;
+use self::tenants::Tenants;
+
+pub use self::api::{
     Amount, Caller, Counters, Event, Exists, Gauges, GetStart, HeartbeatAnswer, Joined, List,
     Listing, Location, Probe, PutBatch, Terms, UnmountProgress,
 };
-pub use config::{ConfigError, StateConfig};
-pub use moment::Moment;
+pub use self::config::{ConfigError, StateConfig};
+pub use self::moment::Moment;
 
-/// The object table, the pool's memory, and the members. Shared by all connections: every method takes
-/// `&self` and blocks only on short locks.
+/// See the module's description.
 #[derive(Debug)]
 pub struct State {
     config: StateConfig,
+    hasher: KeyHasher,
+    shards: Box<[Mutex<Shard>]>,
+    pool: Pool,
+    members: Members,
+    tenants: Tenants,
+    groups: Groups,
+    fences: Mutex<Fences>,
+    events: Mutex<Vec<Event>>,
+    /// Held by whoever evicts: one at a time, so that a burst of puts doesn't evict once for each.
+    evicting: Mutex<Pressure>,
+    next_generation: AtomicU64,
+    last_epoch: AtomicU64,
+    /// When readers that did not renew are forgotten next, in microseconds since the start.
+    readers_due: AtomicU64,
+    /// When draining segments are looked at next, likewise.
+    drains_due: AtomicU64,
+    dice: Dice,
+    tally: Tally,
 }
 
-#[expect(unused_variables, clippy::todo, reason = "bodies follow")]
 impl State {
     /// An empty state with these rules.
     pub fn new(config: StateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self { config })
+        let hasher = KeyHasher::new(config.shards);
+        let shards = 0..u32::try_from(config.shards).expect("at most 4,096 are accepted");
+        Ok(Self {
+            shards: shards
+                .map(|number| Mutex::new(Shard::new(number, hasher.clone())))
+                .collect(),
+            hasher,
+            pool: Pool::default(),
+            members: Members::default(),
+            tenants: Tenants::default(),
+            groups: Groups::default(),
+            fences: Mutex::default(),
+            events: Mutex::default(),
+            evicting: Mutex::default(),
+            next_generation: AtomicU64::new(config.first_generation.0),
+            last_epoch: AtomicU64::new(config.first_epoch.0 - 1),
+            readers_due: AtomicU64::new(0),
+            drains_due: AtomicU64::new(0),
+            dice: Dice::new(config.seed),
+            tally: Tally::default(),
+            config,
+        })
     }
+
     /// Times that members are told.
     pub fn terms(&self) -> Terms {
         Terms {
@@ -44,175 +136,107 @@ impl State {
             discard_after: self.config.discard_after,
         }
     }
-    /// Probes keys; the answer is as long as the keys, or ends with the first miss where that was asked.
-    /// Returns the epoch that was used, too.
-    pub fn exists(
-        &self,
-        now: Moment,
-        caller: &Caller,
-        query: &Exists<'_>,
-    ) -> (Vec<Presence>, Epoch) {
-        todo!()
-    }
-    /// Finds and leases objects, one answer per key.
-    pub fn get_start(
-        &self,
-        now: Moment,
-        caller: &Caller,
-        query: &GetStart<'_>,
-    ) -> (Vec<Result<GetStarted, Refusal>>, Epoch) {
-        todo!()
-    }
-    /// Renews the leases of open get sessions.
-    pub fn renew(
-        &self,
-        now: Moment,
-        caller: &Caller,
-        objects: &[ObjectRef],
-    ) -> Vec<Result<(), Refusal>> {
-        todo!()
-    }
-    /// Ends get sessions and gives their leases back. Ending twice is harmless.
-    pub fn get_end(&self, now: Moment, caller: &Caller, objects: &[ObjectRef]) {
-        todo!()
-    }
-    /// Reserves objects and their memory, one answer per put.
-    pub fn put_start(
-        &self,
-        now: Moment,
-        caller: &Caller,
-        batch: PutBatch<'_>,
-    ) -> (Vec<Result<PutStarted, Refusal>>, Epoch) {
-        todo!()
-    }
-    /// Commits put sessions. Repeating a commit is harmless.
-    pub fn put_end(
-        &self,
-        now: Moment,
-        caller: &Caller,
-        objects: &[ObjectRef],
-    ) -> Vec<Result<(), Refusal>> {
-        todo!()
-    }
-    /// Gives put sessions up: the writer confirms that none of their transfers is in flight.
-    pub fn put_revoke(
-        &self,
-        now: Moment,
-        caller: &Caller,
-        objects: &[ObjectRef],
-    ) -> Vec<Result<(), Refusal>> {
-        todo!()
-    }
-    /// What a key holds now. If it is reserved, [`Event::Settled`] will tell when that ends.
-    pub fn watch(&self, tenant: &Tenant, key: &ObjectKey) -> Presence {
-        todo!()
-    }
-    /// Removes complete objects.
-    pub fn remove(
-        &self,
-        now: Moment,
-        tenant: &Tenant,
-        keys: &[ObjectKey],
-        force: bool,
-    ) -> Vec<Result<(), Refusal>> {
-        todo!()
-    }
-    /// Removes the complete objects whose keys match and returns how many; leased ones only with force.
-    pub fn remove_matching(
-        &self,
-        now: Moment,
-        tenant: &Tenant,
-        matches: &dyn Fn(&str) -> bool,
-        force: bool,
-    ) -> u64 {
-        todo!()
-    }
-    /// Lists objects by key.
-    pub fn list(&self, now: Moment, list: &List<'_>) -> Listing {
-        todo!()
-    }
-    /// One object.
-    pub fn stat(
-        &self,
-        now: Moment,
-        tenant: &Tenant,
-        key: &ObjectKey,
-    ) -> Result<ObjectStat, Refusal> {
-        todo!()
-    }
-    /// All segments, by name and id.
-    pub fn segments(&self, now: Moment) -> Vec<SegmentStat> {
-        todo!()
-    }
-    /// One mounted segment, as clients address it.
-    pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        todo!()
-    }
-    /// The whole.
-    pub fn status(&self, now: Moment, term: Term) -> Status {
-        todo!()
-    }
-    /// Takes a member in, or hears of one that is known. Commands that it has not answered are sent again.
-    pub fn join(
-        &self,
-        now: Moment,
-        client: ClientId,
-        name: &str,
-        endpoint: Option<Endpoint>,
-    ) -> Joined {
-        todo!()
-    }
-    /// A member goes and has no transfer in flight: what it wrote and read is given up at once.
-    pub fn leave(&self, now: Moment, client: ClientId) {
-        todo!()
-    }
-    /// A member is alive and believes to have mounted these segments.
-    pub fn heartbeat(
-        &self,
-        now: Moment,
-        client: ClientId,
-        segments: &[SegmentId],
-    ) -> HeartbeatAnswer {
-        todo!()
-    }
-    /// Takes a segment into the pool; true if it was there already.
-    pub fn mount(
-        &self,
-        now: Moment,
-        client: ClientId,
-        segment: Segment,
-        max_generation: Generation,
-    ) -> Result<bool, Refusal> {
-        todo!()
-    }
-    /// Takes a segment out of the pool: at once, or when nothing holds it any more.
-    pub fn unmount(
-        &self,
-        now: Moment,
-        client: ClientId,
-        segment: SegmentId,
-        drain: bool,
-    ) -> Result<UnmountProgress, Refusal> {
-        todo!()
-    }
-    /// A member answers a command.
-    pub fn fence_done(&self, now: Moment, client: ClientId, id: FenceId, writer_attached: bool) {
-        todo!()
-    }
-    /// What time does: to be called every 100 to 500 ms.
-    pub fn tick(&self, now: Moment) {
-        todo!()
-    }
+
     /// Takes what the shell has to carry out, in order.
     pub fn take_events(&self) -> Vec<Event> {
-        todo!()
+        std::mem::take(&mut *self.events.lock())
     }
+
     /// What happened since the start.
     pub fn counters(&self) -> Counters {
-        todo!()
+        self.tally.snapshot()
     }
-    /// What there is at the moment.
-    pub fn gauges(&self) -> Gauges {
-        todo!()
+
+    fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
+        self.shards[number].lock()
     }
+
+    /// A number greater than all before.
+    fn draw_generation(&self) -> Generation {
+        Generation(self.next_generation.fetch_add(1, Ordering::SeqCst))
+    }
+
+    /// The epoch of a call: its own, no later than any that was drawn, or else a new one.
+    fn epoch(&self, wanted: Epoch) -> Epoch {
+        match wanted {
+            Epoch::UNSET => Epoch(self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1),
+            Epoch(number) => Epoch(number.min(self.last_epoch.load(Ordering::Relaxed)).max(1)),
+        }
+    }
+
+    /// Carries out what changes in shards have brought about. No shard's lock may be held.
+    fn carry_out(&self, now: Moment, effects: &mut Effects) {
+        if !effects.memory.is_empty() {
+            let view = self.pool.view();
+            for (place, len, fate) in effects.memory.drain(..) {
+                if let Some(cell) = view.cell(place.segment) {
+                    cell.change(place, len, fate);
+                }
+            }
+        }
+        self.tally.count_gone(&effects.gone);
+        effects.gone = Default::default();
+        if !effects.settled.is_empty() {
+            let settled = effects
+                .settled
+                .drain(..)
+                .map(|(tenant, key)| Event::Settled {
+                    tenant: self.tenants.name(tenant),
+                    key: stored_key(&key),
+                });
+            self.events.lock().extend(settled);
+        }
+        if !effects.dropped.is_empty() {
+            self.hold_back(now, effects);
+        }
+        for group in effects.unblocked.drain(..) {
+            for member in group.members() {
+                self.shard(member.shard as usize).stand_forth(now, member);
+            }
+        }
+    }
+
+    /// Keeps the memory of reservations that were taken away until their writers are ruled out.
+    fn hold_back(&self, now: Moment, effects: &mut Effects) {
+        self.tally.discarded_puts.add_len(effects.dropped.len());
+        let view = self.pool.view();
+        let mut suspects = Vec::new();
+        for dropped in effects.dropped.drain(..) {
+            let places = dropped.places.as_slice().iter();
+            let places: Vec<_> = places
+                .filter_map(|place| Some((view.cell(place.segment)?.clone(), *place)))
+                .collect();
+            if places.is_empty() {
+                continue;
+            }
+            for (cell, place) in &places {
+                cell.change(*place, dropped.len, Fate::Hold);
+            }
+            self.tally.fenced_places.add_len(places.len());
+            suspects.push(Suspect {
+                tenant: self.tenants.name(dropped.tenant),
+                key: stored_key(&dropped.key),
+                generation: dropped.generation,
+                writer: dropped.writer,
+                engine: dropped.engine,
+                places,
+                len: dropped.len,
+            });
+        }
+        let barrier = self.draw_generation();
+        let mut fences = self.fences.lock();
+        fences.hold(now, barrier, suspects, &mut self.events.lock());
+    }
+
+    /// Frees what fences held.
+    fn release(freed: Vec<Freed>) {
+        for Freed { cell, place, len } in freed {
+            cell.change(place, len, Fate::Release);
+        }
+    }
+}
+
+/// A key that is in the table came in as one.
+fn stored_key(key: &str) -> ObjectKey {
+    ObjectKey::new(key).expect("the table holds only what came in as a key")
 }

@@ -14,13 +14,12 @@
 //! Memory: 16 KiB, one bit per granule, and about 30 bytes per hole.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasherDefault, Hasher};
 
-use hashbrown::HashMap;
 use layercake_protocol::replica::GRANULE;
 
 use super::bits::BitTree;
 use super::{AllocError, Allocator, Usage};
+use crate::state::numbers::NumberMap;
 
 /// Holes of fewer granules have a list for their exact length.
 const EXACT: u32 = 4096;
@@ -39,33 +38,12 @@ struct Hole {
     prev: u32,
 }
 
-/// Granule numbers are no attacker's choice: a multiplication spreads them well enough.
-#[derive(Clone, Copy, Debug, Default)]
-struct GranuleHasher(u64);
-
-impl Hasher for GranuleHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u32(u32::from(*byte));
-        }
-    }
-
-    fn write_u32(&mut self, value: u32) {
-        let mixed = (self.0 ^ u64::from(value)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct BinAllocator {
     granules: u32,
     /// Every hole by its first granule.
-    holes: HashMap<u32, Hole, BuildHasherDefault<GranuleHasher>>,
+    holes: NumberMap<u32, Hole>,
     starts: BitTree,
     /// First hole of each exact length, and which lists have any.
     heads: Box<[u32]>,
@@ -92,7 +70,7 @@ impl BinAllocator {
         let granules = u32::try_from(len / GRANULE).ok()?;
         let mut this = Self {
             granules,
-            holes: HashMap::default(),
+            holes: NumberMap::default(),
             starts: BitTree::new(granules as usize),
             heads: vec![NIL; EXACT as usize].into_boxed_slice(),
             lengths: BitTree::new(EXACT as usize),

@@ -209,6 +209,9 @@ fn freed_large_pieces_are_refilled_by_either_size() {
         while allocator.allocate(refill).is_some() {}
         let usage = allocator.usage();
         let share = usage.requested as f64 / usage.capacity as f64;
-        assert!(share >= 0.95, "only {share:.3} in use when refilled by {refill}");
+        assert!(
+            share >= 0.95,
+            "only {share:.3} in use when refilled by {refill}"
+        );
     }
 }

@@ -1,0 +1,265 @@
+//! Makes room (requirement S6).
+//!
+//! One order holds across all shards: of what may go, the earliest epoch first and within it the largest
+//! prefix index; soft-pinned objects behind all others. The evictor merges the shards' queues by it: it
+//! takes from the shard whose first entry comes first, until that shard's next one stands behind another
+//! shard's. So prefixes are shortened from their tails, whatever shards their blocks hash to.
+//!
+//! It runs in the background above the watermark, down to one `eviction_ratio` below it and a bounded number
+//! of objects a step; and at once inside an allocation that finds no room. The latter stops as soon as a
+//! hole is large enough. Since the order is kept, contiguous room is not sought out but waited for: what
+//! one allocation may evict is bounded, in bytes, and after that it is refused.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use super::State;
+use super::alloc::granule_bytes;
+use super::effects::{Effects, Reason};
+use super::groups::{Group, Handle};
+use super::moment::Moment;
+use super::placement::{Placed, Placement};
+use super::shard::{Standing, Victim};
+
+/// Objects that one background step evicts at most.
+const STEP: usize = 16_384;
+
+/// Objects that are evicted under one hold of a shard's lock.
+const RUN: usize = 64;
+
+/// An allocation may evict this many times its own length, or one `eviction_ratio` of the pool if that is
+/// more.
+const PATIENCE: u64 = 64;
+
+/// For a further replica, when one has been placed, only this many times.
+const PATIENCE_FOR_MORE: u64 = 8;
+
+/// Background eviction goes on from step to step until it reached its goal.
+#[derive(Debug, Default)]
+pub(super) struct Pressure {
+    over: bool,
+}
+
+/// What an eviction is to achieve at most.
+#[derive(Clone, Copy, Debug)]
+struct Goal {
+    bytes: u64,
+    objects: usize,
+}
+
+impl State {
+    /// Finds places for one object, evicting others where there is no room. `wanted`: bytes that this call
+    /// still needs in all, which are made room for at once. What comes back is empty if there is no room,
+    /// and has fewer replicas than wanted where there is room for fewer only.
+    pub(super) fn find_room(
+        &self,
+        now: Moment,
+        placement: &Placement<'_>,
+        len: u64,
+        wanted: u64,
+    ) -> Placed {
+        let replicas = placement.replicas(len);
+        let mut placed = Placed::default();
+        if placement.place(len, replicas, &mut placed) {
+            return placed;
+        }
+        let _pressure = self.evicting.lock();
+        self.sweep_removed(now);
+        let need = granule_bytes(len);
+        let share = self.share(placement.capacity(), self.config.eviction_ratio);
+        let mut step = need.max(wanted.min(share));
+        let mut freed = 0;
+        while !placement.place(len, replicas, &mut placed) {
+            let patience = if placed.places.is_empty() {
+                share.max(need.saturating_mul(PATIENCE))
+            } else {
+                need.saturating_mul(PATIENCE_FOR_MORE)
+            };
+            if freed >= patience {
+                break;
+            }
+            let goal = Goal {
+                bytes: step,
+                objects: usize::MAX,
+            };
+            let bytes = self.evict(now, goal, Reason::Allocation);
+            if bytes == 0 {
+                break;
+            }
+            freed += bytes;
+            step = need;
+        }
+        placed
+    }
+
+    /// One step of background eviction, if the pool is fuller than its watermark or was and the goal is not
+    /// reached yet.
+    pub(super) fn relieve(&self, now: Moment) {
+        // Whoever holds it makes room already.
+        let Some(mut pressure) = self.evicting.try_lock() else {
+            return;
+        };
+        let view = self.pool.view();
+        let cells = || view.cells().filter(|cell| cell.is_mounted());
+        let capacity = cells().map(|cell| cell.capacity()).sum();
+        let used: u64 = cells().map(|cell| cell.used()).sum();
+        let high = self.share(capacity, self.config.high_watermark);
+        let low = high.saturating_sub(self.share(capacity, self.config.eviction_ratio));
+        pressure.over = used > high || (pressure.over && used > low);
+        if pressure.over {
+            let goal = Goal {
+                bytes: used - low,
+                objects: STEP,
+            };
+            let freed = self.evict(now, goal, Reason::Watermark);
+            pressure.over = freed > 0 && freed < goal.bytes;
+        }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::unused_self,
+        reason = "a share of a size is not negative, and below it; a method reads better"
+    )]
+    fn share(&self, bytes: u64, ratio: f64) -> u64 {
+        (bytes as f64 * ratio) as u64
+    }
+
+    /// Evicts objects in order until enough bytes are free, and returns how many are. The caller holds
+    /// `evicting`.
+    fn evict(&self, now: Moment, goal: Goal, reason: Reason) -> u64 {
+        let mut effects = Effects::default();
+        for soft in [false, true] {
+            if soft && !self.config.evict_soft_pinned {
+                break;
+            }
+            if self.evict_in_order(now, soft, goal, reason, &mut effects) {
+                break;
+            }
+        }
+        let freed = effects.freed_bytes;
+        self.carry_out(now, &mut effects);
+        freed
+    }
+
+    /// True: the goal is reached.
+    fn evict_in_order(
+        &self,
+        now: Moment,
+        soft: bool,
+        goal: Goal,
+        reason: Reason,
+        effects: &mut Effects,
+    ) -> bool {
+        let first = (0, 0);
+        let mut heads = BinaryHeap::with_capacity(self.shards.len());
+        for number in 0..self.shards.len() {
+            // Nothing stands before the first key, so this only looks.
+            let head = self
+                .shard(number)
+                .evict_next(now, soft, first, reason, effects);
+            if let Victim::Beyond(key) = head {
+                heads.push(Reverse((key, number)));
+            }
+        }
+        let gone = |effects: &Effects| effects.gone[reason as usize].objects as usize;
+        let done =
+            |effects: &Effects| effects.freed_bytes >= goal.bytes || gone(effects) >= goal.objects;
+        while let Some(Reverse((_, number))) = heads.pop() {
+            let limit = heads.peek().map_or((u64::MAX, u32::MAX), |head| head.0.0);
+            let mut shard = self.shard(number);
+            for turn in 0.. {
+                if done(effects) {
+                    return true;
+                }
+                if turn == RUN {
+                    heads.push(Reverse((first, number)));
+                    break;
+                }
+                match shard.evict_next(now, soft, limit, reason, effects) {
+                    Victim::Gone => {}
+                    Victim::Nobody => break,
+                    Victim::Beyond(key) => {
+                        heads.push(Reverse((key, number)));
+                        break;
+                    }
+                    Victim::Member(member, group) => {
+                        drop(shard);
+                        self.evict_group(now, member, &group, reason, effects);
+                        heads.push(Reverse((first, number)));
+                        break;
+                    }
+                }
+            }
+        }
+        done(effects)
+    }
+
+    /// A member of a group has come first in the order: evicts the group, or puts the member where the best
+    /// of the group stands.
+    fn evict_group(
+        &self,
+        now: Moment,
+        first: Handle,
+        group: &Arc<Group>,
+        reason: Reason,
+        effects: &mut Effects,
+    ) {
+        // Before the look, so that a lease that is given back meanwhile is not missed.
+        group.block();
+        let members = group.members();
+        let best = self.best_standing(&members);
+        let own = self.shard(first.shard as usize).standing(first);
+        let Some(own) = own else {
+            group.unblock();
+            return;
+        };
+        let until = if best.hard_pinned {
+            now + self.config.lease
+        } else {
+            best.lease
+        };
+        if until > now {
+            let mut shard = self.shard(first.shard as usize);
+            shard.stand_back(first, until);
+            return;
+        }
+        group.unblock();
+        let better_pin = own.soft_pin.is_none() && best.soft_pin.is_some_and(|end| end > now);
+        if best.key > own.key || better_pin {
+            self.shard(first.shard as usize).lift(now, first, best);
+            return;
+        }
+        group.set_leaving(true);
+        let best = self.best_standing(&members);
+        if best.lease > now {
+            group.block();
+            let mut shard = self.shard(first.shard as usize);
+            shard.stand_back(first, best.lease);
+        } else {
+            for member in members {
+                let mut shard = self.shard(member.shard as usize);
+                shard.evict_member(now, member, reason, effects);
+            }
+        }
+        group.set_leaving(false);
+    }
+
+    fn best_standing(&self, members: &[Handle]) -> Standing {
+        let standings = members
+            .iter()
+            .filter_map(|member| self.shard(member.shard as usize).standing(*member));
+        standings.fold(Standing::default(), Standing::best)
+    }
+
+    /// Lets memory go whose last reader's lease has ended.
+    pub(super) fn sweep_removed(&self, now: Moment) {
+        let mut effects = Effects::default();
+        for number in 0..self.shards.len() {
+            self.shard(number).sweep_removed(now, &mut effects);
+        }
+        self.carry_out(now, &mut effects);
+    }
+}

@@ -1,0 +1,371 @@
+//! Memory of writers that never finished, held back until no late write can land in it (requirement S7,
+//! architecture decision 6).
+//!
+//! A reservation that was taken away leaves places that its writer may still be writing to. For each segment
+//! a *fence* asks the node to raise the places' tags, so that writes through the owner are refused; and a
+//! *withdrawal* tells the writer to give the sessions up. A fence's places are free again when
+//!
+//! - the node has raised the tags and the writer's process does not map the segment (any more), or
+//! - the node has raised the tags and the writer says that nothing is in flight, or
+//! - the writer revokes the session after all, or leaves: it says by that that nothing is in flight.
+//!
+//! Where the master does not know the writer's engine the node can't tell whether it is attached, and says
+//! that it isn't: then the node alone decides. A segment that goes takes its fences along.
+//!
+//! Commands are sent again until they are answered. Pure data; the caller holds the lock, and carries out
+//! what comes back.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::command::{DropSessions, Fence, FenceId, FencedPlace};
+use layercake_protocol::ids::{ClientId, EngineId, Generation};
+use layercake_protocol::key::{ObjectKey, Tenant};
+use layercake_protocol::replica::ObjectRef;
+
+use super::api::Event;
+use super::moment::Moment;
+use super::segments::SegmentCell;
+use super::shard::Place;
+
+/// One command names at most about this many sessions, with keys of about this many bytes: it must fit
+/// a message.
+const MOST_OBJECTS: usize = 1024;
+const MOST_KEY_BYTES: usize = 1 << 20;
+
+/// A reservation whose places are to be held back.
+#[derive(Debug)]
+pub(crate) struct Suspect {
+    pub(crate) tenant: Tenant,
+    pub(crate) key: ObjectKey,
+    pub(crate) generation: Generation,
+    pub(crate) writer: ClientId,
+    pub(crate) engine: Option<EngineId>,
+    pub(crate) places: Vec<(Arc<SegmentCell>, Place)>,
+    /// Length of each place in bytes.
+    pub(crate) len: u64,
+}
+
+/// A place that is free again.
+#[derive(Debug)]
+pub(crate) struct Freed {
+    pub(crate) cell: Arc<SegmentCell>,
+    pub(crate) place: Place,
+    pub(crate) len: u64,
+}
+
+#[derive(Debug)]
+struct HeldPlace {
+    /// The reservation that had it.
+    generation: Generation,
+    place: Place,
+    len: u64,
+}
+
+#[derive(Debug)]
+struct Pending {
+    cell: Arc<SegmentCell>,
+    places: Vec<HeldPlace>,
+    /// Greater than any tag that the writer may use.
+    barrier: Generation,
+    writer: ClientId,
+    engine: Option<EngineId>,
+    withdrawal: FenceId,
+    /// The tags are raised.
+    raised: bool,
+    sent: Moment,
+}
+
+/// Sessions that were taken from a writer.
+#[derive(Debug)]
+struct Withdrawal {
+    writer: ClientId,
+    tenant: Tenant,
+    objects: Vec<ObjectRef>,
+    key_bytes: usize,
+    /// The writer has nothing in flight.
+    confirmed: bool,
+    /// The fences that wait for that.
+    fences: BTreeSet<FenceId>,
+    sent: Moment,
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(crate) struct Fences {
+    last_id: FenceId,
+    fences: HashMap<FenceId, Pending>,
+    withdrawals: HashMap<FenceId, Withdrawal>,
+    /// Fences by the reservations that they hold places of.
+    reservations: HashMap<Generation, Vec<FenceId>>,
+}
+
+impl Fences {
+    /// Reservations whose places are held.
+    pub(crate) fn len(&self) -> usize {
+        self.reservations.len()
+    }
+
+    fn next_id(&mut self) -> FenceId {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// Holds the places of these reservations back, and sends the commands. `barrier` is a number
+    /// above those of all reservations so far, never given to one.
+    pub(crate) fn hold(
+        &mut self,
+        now: Moment,
+        barrier: Generation,
+        suspects: Vec<Suspect>,
+        events: &mut Vec<Event>,
+    ) {
+        let mut open: HashMap<(ClientId, Option<EngineId>, Tenant), FenceId> = HashMap::new();
+        let mut fences: BTreeMap<(FenceId, u32), FenceId> = BTreeMap::new();
+        let mut drops = Vec::new();
+        for suspect in suspects {
+            let whose = (suspect.writer, suspect.engine, suspect.tenant);
+            let room = |id: &&FenceId| {
+                let withdrawal = &self.withdrawals[*id];
+                withdrawal.objects.len() < MOST_OBJECTS && withdrawal.key_bytes < MOST_KEY_BYTES
+            };
+            let drop = match open.get(&whose).filter(room) {
+                Some(id) => *id,
+                None => {
+                    let id = self.next_id();
+                    let withdrawal = Withdrawal {
+                        writer: suspect.writer,
+                        tenant: whose.2.clone(),
+                        objects: Vec::new(),
+                        key_bytes: 0,
+                        confirmed: false,
+                        fences: BTreeSet::new(),
+                        sent: now,
+                    };
+                    self.withdrawals.insert(id, withdrawal);
+                    open.insert(whose, id);
+                    drops.push(id);
+                    id
+                }
+            };
+            // A segment that closed meanwhile was, or will be, looked for here under the same lock.
+            let places = suspect.places.into_iter();
+            for (cell, place) in places.filter(|(cell, _)| !cell.is_closed()) {
+                let id = *fences
+                    .entry((drop, cell.slot))
+                    .or_insert_with(|| self.next_id());
+                let held = HeldPlace {
+                    generation: suspect.generation,
+                    place,
+                    len: suspect.len,
+                };
+                let fence = self.fences.entry(id).or_insert_with(|| Pending {
+                    cell,
+                    places: Vec::new(),
+                    barrier,
+                    writer: suspect.writer,
+                    engine: suspect.engine,
+                    withdrawal: drop,
+                    raised: false,
+                    sent: now,
+                });
+                fence.places.push(held);
+                let of_reservation = self.reservations.entry(suspect.generation);
+                of_reservation.or_default().push(id);
+            }
+            if let Some(withdrawal) = self.withdrawals.get_mut(&drop) {
+                withdrawal.key_bytes += suspect.key.as_str().len();
+                withdrawal.objects.push(ObjectRef {
+                    key: suspect.key,
+                    generation: suspect.generation,
+                });
+            }
+        }
+        drops.retain(|id| fences.keys().any(|(drop, _)| drop == id));
+        for ((drop, _), id) in fences {
+            if let Some(withdrawal) = self.withdrawals.get_mut(&drop) {
+                withdrawal.fences.insert(id);
+            }
+            events.push(self.fences[&id].command(id));
+        }
+        events.extend(drops.iter().map(|id| self.withdrawals[id].command(*id)));
+    }
+
+    /// A member answers a command. `attached`: the writer's process still maps the segment.
+    pub(crate) fn done(
+        &mut self,
+        client: ClientId,
+        id: FenceId,
+        attached: bool,
+        freed: &mut Vec<Freed>,
+    ) {
+        if let Some(withdrawal) = self.withdrawals.get_mut(&id)
+            && withdrawal.writer == client
+        {
+            withdrawal.confirmed = true;
+            let raised = |id: &&FenceId| self.fences.get(id).is_some_and(|f| f.raised);
+            let ready: Vec<_> = withdrawal.fences.iter().filter(raised).copied().collect();
+            for id in ready {
+                self.lift(id, freed);
+            }
+            return;
+        }
+        let Some(fence) = self.fences.get_mut(&id) else {
+            return;
+        };
+        if fence.cell.owner != client {
+            return;
+        }
+        fence.raised = true;
+        let withdrawal = self.withdrawals.get(&fence.withdrawal);
+        if !attached || withdrawal.is_none_or(|w| w.confirmed) {
+            self.lift(id, freed);
+        }
+    }
+
+    /// Takes a fence out. A withdrawal that no fence waits for any more needs no answer.
+    fn take(&mut self, id: FenceId) -> Option<Pending> {
+        let fence = self.fences.remove(&id)?;
+        if let Some(withdrawal) = self.withdrawals.get_mut(&fence.withdrawal) {
+            withdrawal.fences.remove(&id);
+            if withdrawal.fences.is_empty() {
+                self.withdrawals.remove(&fence.withdrawal);
+            }
+        }
+        Some(fence)
+    }
+
+    /// Frees all places of a fence.
+    fn lift(&mut self, id: FenceId, freed: &mut Vec<Freed>) {
+        let Some(fence) = self.take(id) else {
+            return;
+        };
+        for held in fence.places {
+            if let Some(ids) = self.reservations.get_mut(&held.generation) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.reservations.remove(&held.generation);
+                }
+            }
+            freed.push(Freed {
+                cell: fence.cell.clone(),
+                place: held.place,
+                len: held.len,
+            });
+        }
+    }
+
+    /// A writer says that nothing of one reservation is in flight. True: its places were held.
+    pub(crate) fn confirm(
+        &mut self,
+        client: ClientId,
+        generation: Generation,
+        freed: &mut Vec<Freed>,
+    ) -> bool {
+        let Some(ids) = self.reservations.get(&generation) else {
+            return false;
+        };
+        if !ids.iter().all(|id| self.fences[id].writer == client) {
+            return false;
+        }
+        let ids = ids.clone();
+        self.reservations.remove(&generation);
+        for id in ids {
+            let Some(fence) = self.fences.get_mut(&id) else {
+                continue;
+            };
+            let cell = &fence.cell;
+            let places = fence.places.extract_if(.., |h| h.generation == generation);
+            freed.extend(places.map(|held| Freed {
+                cell: cell.clone(),
+                place: held.place,
+                len: held.len,
+            }));
+            if fence.places.is_empty() {
+                self.take(id);
+            }
+        }
+        true
+    }
+
+    /// A writer has left: nothing of it is in flight.
+    pub(crate) fn confirm_all(&mut self, client: ClientId, freed: &mut Vec<Freed>) {
+        let fences = self.fences.iter().filter(|(_, f)| f.writer == client);
+        let ids: Vec<_> = fences.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.lift(id, freed);
+        }
+    }
+
+    /// Segments are gone, and their fences with them.
+    pub(crate) fn forget_segments(&mut self, gone: &[Arc<SegmentCell>]) {
+        let gone = |fence: &Pending| gone.iter().any(|cell| cell.slot == fence.cell.slot);
+        let fences = self.fences.iter().filter(|(_, fence)| gone(fence));
+        let ids: Vec<_> = fences.map(|(id, _)| *id).collect();
+        let mut lost = Vec::new();
+        for id in ids {
+            self.lift(id, &mut lost);
+        }
+    }
+
+    /// Sends commands again: those of one member that has just (re)connected, or those that nobody answered
+    /// for `after`.
+    pub(crate) fn send_again(
+        &mut self,
+        now: Moment,
+        to: Option<ClientId>,
+        after: Duration,
+        events: &mut Vec<Event>,
+    ) {
+        let due = |member: ClientId, sent: Moment| match to {
+            Some(client) => client == member,
+            None => now.since(sent) >= after,
+        };
+        for (id, fence) in &mut self.fences {
+            if !fence.raised && due(fence.cell.owner, fence.sent) {
+                fence.sent = now;
+                events.push(fence.command(*id));
+            }
+        }
+        for (id, withdrawal) in &mut self.withdrawals {
+            if !withdrawal.confirmed && due(withdrawal.writer, withdrawal.sent) {
+                withdrawal.sent = now;
+                events.push(withdrawal.command(*id));
+            }
+        }
+    }
+}
+
+impl Pending {
+    fn command(&self, id: FenceId) -> Event {
+        let places = self.places.iter().map(|held| FencedPlace {
+            offset: held.place.offset(),
+            len: held.len,
+            generation: self.barrier,
+        });
+        Event::Fence {
+            to: self.cell.owner,
+            fence: Fence {
+                id,
+                segment: self.cell.info.id,
+                places: places.collect(),
+                writer: self.writer,
+                engine: self.engine,
+            },
+        }
+    }
+}
+
+impl Withdrawal {
+    fn command(&self, id: FenceId) -> Event {
+        Event::DropSessions {
+            to: self.writer,
+            drop: DropSessions {
+                id,
+                tenant: self.tenant.clone(),
+                objects: self.objects.clone(),
+            },
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Reservations and their end, as calls.
+//!
+//! A batch is reserved in three steps, so that no lock is held while memory is found: first all names are
+//! claimed, key by key; then memory is taken for each, with eviction where there is none; then it is filled
+//! into the claim, or the claim is withdrawn.
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::header::HeaderSpec;
+use layercake_protocol::ids::Epoch;
+use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, ReplicateConfig};
+
+use super::State;
+use super::api::{Caller, Location, PutBatch};
+use super::effects::{Effects, Fate};
+use super::groups::Handle;
+use super::moment::Moment;
+use super::placement::{Placed, Placement};
+use super::reads::prefix_index;
+use super::segments::View;
+use super::shard::{Place, Places, Reservation};
+
+/// A name that was claimed.
+struct Claim {
+    handle: Handle,
+    header_len: u32,
+    /// Length of a replica's place in bytes.
+    len: u64,
+}
+
+impl State {
+    /// Reserves objects and their memory, one answer per put. Needs a caller that has joined.
+    pub fn put_start(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        batch: PutBatch<'_>,
+    ) -> (Vec<Result<PutStarted, Refusal>>, Epoch) {
+        let epoch = self.epoch(batch.recency.epoch);
+        let refuse_all = |refusal: Refusal| {
+            let refusals = batch.puts.iter().map(|_| Err(refusal.clone()));
+            (refusals.collect(), epoch)
+        };
+        let Some(location) = self.members.heard(now, caller.client) else {
+            return refuse_all(Refusal::UnknownMember);
+        };
+        if batch.config.replicas == 0 {
+            return refuse_all(Refusal::invalid("replicas = 0: at least 1 is needed"));
+        }
+        let location = caller.location.or(location);
+        let view = self.pool.view();
+        let mut effects = Effects::default();
+        let claims = self.claim_names(now, caller, location, &batch, epoch, &view, &mut effects);
+        self.carry_out(now, &mut effects);
+
+        let unreachable = view.slots_of(batch.unreachable);
+        let placement = Placement::new(&view, batch.config, location, &unreachable, &self.dice);
+        let lens = claims.iter().flatten().map(|claim| claim.len);
+        let mut wanted: u64 = lens.fold(0, u64::saturating_add);
+        let answers: Vec<_> = claims
+            .into_iter()
+            .map(|claim| {
+                let claim = claim?;
+                let placed = self.find_room(now, &placement, claim.len, wanted);
+                wanted = wanted.saturating_sub(claim.len);
+                self.fill_claim(&view, &placement, &claim, placed, &mut effects)
+            })
+            .collect();
+        self.carry_out(now, &mut effects);
+
+        let count = |wanted: fn(&Result<PutStarted, Refusal>) -> bool| {
+            answers.iter().filter(|answer| wanted(answer)).count()
+        };
+        self.tally.puts_started.add_len(count(Result::is_ok));
+        let refused = count(|answer| matches!(answer, Err(Refusal::NoSpace { .. })));
+        self.tally.refused_puts.add_len(refused);
+        (answers, epoch)
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one step of one call, cut out for its length"
+    )]
+    fn claim_names(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        location: Option<Location>,
+        batch: &PutBatch<'_>,
+        epoch: Epoch,
+        view: &View,
+        effects: &mut Effects,
+    ) -> Vec<Result<Claim, Refusal>> {
+        let tenant = self.tenants.number(&caller.tenant);
+        let claim = |(position, put): (usize, &PutStart)| {
+            let header_len = header_len(caller, put)?;
+            let len = put
+                .size
+                .checked_add(u64::from(header_len))
+                .ok_or_else(|| Refusal::invalid(format!("size = {}: too large", put.size)))?;
+            let index = prefix_index(batch.recency.first_index, position);
+            let reservation = Reservation {
+                tenant,
+                key: put.key.as_str(),
+                size: put.size,
+                header_len,
+                group: put.group.as_deref().map(|g| self.groups.get(tenant, g)),
+                origin: (put.fingerprint, put.layout_id),
+                epoch,
+                index: put.prefix_index.unwrap_or(index),
+                hard_pin: batch.config.hard_pin,
+                soft_pin: self.soft_pin(batch.config),
+                writer: caller.client,
+                engine: location.map(|location| location.engine),
+                upsert: batch.upsert,
+                claim: self.draw_generation(),
+            };
+            let hash = self.hasher.hash(tenant, put.key.as_str());
+            let alive = |place| view.is_alive(place);
+            let handle = self.shard(hash.shard).reserve(
+                &self.config,
+                now,
+                hash.tag,
+                reservation,
+                &alive,
+                effects,
+            )?;
+            Ok(Claim {
+                handle,
+                header_len,
+                len,
+            })
+        };
+        batch.puts.iter().enumerate().map(claim).collect()
+    }
+
+    fn soft_pin(&self, config: &ReplicateConfig) -> Option<std::time::Duration> {
+        config
+            .soft_pin
+            .then(|| config.soft_pin_ttl.unwrap_or(self.config.soft_pin_ttl))
+    }
+
+    /// Fills what was found into a claim.
+    fn fill_claim(
+        &self,
+        view: &View,
+        placement: &Placement<'_>,
+        claim: &Claim,
+        placed: Placed,
+        effects: &mut Effects,
+    ) -> Result<PutStarted, Refusal> {
+        let no_space = || Refusal::NoSpace {
+            largest_free: placement.largest_free(),
+        };
+        let mut shard = self.shard(claim.handle.shard as usize);
+        if placed.places.is_empty() {
+            shard.withdraw(claim.handle, effects);
+            return Err(no_space());
+        }
+        // Drawn now: above everything that was ever written into these places.
+        let generation = self.draw_generation();
+        let alive = |place| view.is_alive(place);
+        let places = Places::from(placed.places);
+        match shard.fill(claim.handle, generation, places, &alive, effects) {
+            Ok(()) => {
+                let places = shard.entry(claim.handle.slot).places.as_slice();
+                let replica = |place: &Place| {
+                    Some(Replica {
+                        segment: view.cell(place.segment)?.info.id,
+                        offset: place.offset(),
+                        header_len: claim.header_len,
+                        generation,
+                    })
+                };
+                Ok(PutStarted {
+                    generation,
+                    replicas: places.iter().filter_map(replica).collect(),
+                })
+            }
+            Err((unused, refusal)) => {
+                effects.places(&unused, claim.len, Fate::Free);
+                Err(match refusal {
+                    Refusal::NoSpace { .. } => no_space(),
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Commits put sessions. Repeating a commit is harmless: the number names the session.
+    ///
+    /// [`Refusal::Superseded`]: somebody else has the key; [`Refusal::NotFound`]: the session was dropped and
+    /// nobody has it; [`Refusal::Unreachable`]: every segment that it wrote to is gone.
+    pub fn put_end(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        objects: &[ObjectRef],
+    ) -> Vec<Result<(), Refusal>> {
+        self.members.heard(now, caller.client);
+        let view = self.pool.view();
+        let mut effects = Effects::default();
+        let mut committed = 0;
+        let answers = self
+            .with_versions(caller, objects, |shard, named, object| {
+                let alive = |place| view.is_alive(place);
+                let generation = object.generation;
+                let client = caller.client;
+                let fresh = shard.commit(now, named, generation, client, &alive, &mut effects)?;
+                committed += u64::from(fresh);
+                Ok(())
+            })
+            .map(|answer| answer.unwrap_or(Err(Refusal::NotFound)))
+            .collect();
+        self.tally.puts_committed.add(committed);
+        self.carry_out(now, &mut effects);
+        answers
+    }
+
+    /// Gives put sessions up: the writer confirms that none of their transfers is in flight, so their memory
+    /// can be used again at once, even where they were taken away before. Repeating it is harmless.
+    ///
+    /// [`Refusal::AlreadyExists`]: it was committed; [`Refusal::Superseded`]: somebody else has the key.
+    pub fn put_revoke(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        objects: &[ObjectRef],
+    ) -> Vec<Result<(), Refusal>> {
+        self.members.heard(now, caller.client);
+        let mut effects = Effects::default();
+        let mut revoked = 0;
+        let answers: Vec<_> = self
+            .with_versions(caller, objects, |shard, named, object| {
+                shard.revoke(named, object.generation, caller.client, &mut effects)?;
+                revoked += 1;
+                Ok(())
+            })
+            .map(|answer| match answer {
+                // Nobody has the key: it was revoked or dropped before.
+                None | Some(Err(Refusal::NotFound)) => Ok(()),
+                Some(answer) => answer,
+            })
+            .collect();
+        self.tally.puts_revoked.add(revoked);
+        self.carry_out(now, &mut effects);
+        let mut freed = Vec::new();
+        let mut fences = self.fences.lock();
+        for object in objects {
+            fences.confirm(caller.client, object.generation, &mut freed);
+        }
+        drop(fences);
+        Self::release(freed);
+        answers
+    }
+}
+
+/// Bytes of the header in front of each replica.
+fn header_len(caller: &Caller, put: &PutStart) -> Result<u32, Refusal> {
+    if put.size == 0 {
+        return Err(Refusal::invalid("size = 0: an object has at least 1 byte"));
+    }
+    let spec = HeaderSpec {
+        tenant_len: caller.tenant.as_str().len(),
+        key_len: put.key.as_str().len(),
+        group_len: put.group.as_ref().map_or(0, String::len),
+        rows: match put.header_rows {
+            0 => HeaderSpec::default_rows(put.size),
+            rows => usize::try_from(rows).unwrap_or(usize::MAX),
+        },
+    };
+    spec.encoded_len()
+        .map_err(|error| Refusal::invalid(error.to_string()))
+}

@@ -1,0 +1,280 @@
+//! Probes, reads and their leases.
+
+use std::sync::Arc;
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::ids::{Epoch, SegmentId};
+use layercake_protocol::key::{ObjectKey, Tenant};
+use layercake_protocol::replica::{GetStarted, ObjectRef, Presence, Replica};
+
+use super::State;
+use super::api::{Caller, Exists, GetStart, Location, Probe};
+use super::effects::Effects;
+use super::moment::Moment;
+use super::segments::View;
+use super::shard::{Entry, Phase, Shard};
+
+/// Index in the prefix of the key at this position of a call.
+pub(super) fn prefix_index(first: u32, position: usize) -> u32 {
+    first.saturating_add(u32::try_from(position).unwrap_or(u32::MAX))
+}
+
+impl State {
+    /// Probes keys. The answer is as long as the keys, or ends with the first miss where that was asked.
+    /// Returns the epoch that was used, too.
+    pub fn exists(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        query: &Exists<'_>,
+    ) -> (Vec<Presence>, Epoch) {
+        let epoch = self.epoch(query.recency.epoch);
+        let view = self.pool.view();
+        let unreachable = view.slots_of(query.unreachable);
+        let tenant = self.tenants.find(&caller.tenant);
+        let mut answer = Vec::with_capacity(query.keys.len());
+        for (position, key) in query.keys.iter().enumerate() {
+            let presence = tenant.map_or(Presence::Absent, |tenant| {
+                let hash = self.hasher.hash(tenant, key.as_str());
+                let mut shard = self.shard(hash.shard);
+                let Some(slot) = shard.find(hash.tag, tenant, key.as_str()) else {
+                    return Presence::Absent;
+                };
+                let entry = shard.entry_mut(slot);
+                if entry.is_open() {
+                    return Presence::Reserved;
+                }
+                if is_leaving(entry) || !counts(entry, query.probe, &view, &unreachable) {
+                    return Presence::Absent;
+                }
+                if !query.peek {
+                    entry.touch(epoch, prefix_index(query.recency.first_index, position));
+                    shard.grant_probe(&self.config, now, slot);
+                }
+                Presence::Complete
+            });
+            answer.push(presence);
+            if query.stop_at_first_miss && presence != Presence::Complete {
+                break;
+            }
+        }
+        (answer, epoch)
+    }
+
+    /// Finds and leases objects, one answer per key. Sessions need a caller that has joined.
+    pub fn get_start(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        query: &GetStart<'_>,
+    ) -> (Vec<Result<GetStarted, Refusal>>, Epoch) {
+        let epoch = self.epoch(query.recency.epoch);
+        let known = self.members.heard(now, caller.client);
+        if query.session && known.is_none() {
+            let refusals = query.keys.iter().map(|_| Err(Refusal::UnknownMember));
+            return (refusals.collect(), epoch);
+        }
+        let mut reading = Reading {
+            now,
+            caller,
+            location: caller.location.or_else(|| known.flatten()),
+            session: query.session,
+            unreachable_ids: query.unreachable,
+            unreachable: Vec::new(),
+            view: self.pool.view(),
+        };
+        reading.unreachable = reading.view.slots_of(query.unreachable);
+        let tenant = self.tenants.find(&caller.tenant);
+        let mut answers = Vec::with_capacity(query.keys.len());
+        for (position, key) in query.keys.iter().enumerate() {
+            let index = prefix_index(query.recency.first_index, position);
+            answers.push(match tenant {
+                Some(tenant) => self.read(&mut reading, tenant, key, epoch, index),
+                None => Err(Refusal::NotFound),
+            });
+        }
+        let found = answers.iter().filter(|answer| answer.is_ok()).count();
+        self.tally.reads_started.add_len(found);
+        self.tally.read_misses.add_len(answers.len() - found);
+        (answers, epoch)
+    }
+
+    fn read(
+        &self,
+        reading: &mut Reading<'_>,
+        tenant: u32,
+        key: &ObjectKey,
+        epoch: Epoch,
+        index: u32,
+    ) -> Result<GetStarted, Refusal> {
+        let hash = self.hasher.hash(tenant, key.as_str());
+        let mut shard = self.shard(hash.shard);
+        let slot = shard
+            .find(hash.tag, tenant, key.as_str())
+            .ok_or(Refusal::NotFound)?;
+        let entry = shard.entry_mut(slot);
+        if entry.is_open() {
+            return Err(Refusal::NotReady);
+        }
+        if is_leaving(entry) {
+            return Err(Refusal::NotFound);
+        }
+        let places = entry.places.as_slice();
+        if places.iter().any(|p| reading.view.is_older_than(p.segment)) {
+            reading.view = self.pool.view();
+            reading.unreachable = reading.view.slots_of(reading.unreachable_ids);
+        }
+        let replicas = reading.replicas(entry);
+        if replicas.is_empty() {
+            return Err(Refusal::Unreachable);
+        }
+        entry.touch(epoch, index);
+        let size = entry.size;
+        if reading.session {
+            shard.grant_session(&self.config, reading.now, slot, reading.caller.client);
+        } else {
+            shard.grant_read(&self.config, reading.now, slot);
+        }
+        let (fingerprint, layout_id) = shard.origin(slot);
+        Ok(GetStarted {
+            size,
+            replicas,
+            fingerprint,
+            layout_id,
+        })
+    }
+
+    /// Renews the leases of open get sessions, on the version they opened. A session whose version lost its
+    /// name keeps it as long as it renews in time.
+    pub fn renew(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        objects: &[ObjectRef],
+    ) -> Vec<Result<(), Refusal>> {
+        if self.members.heard(now, caller.client).is_none() {
+            return objects
+                .iter()
+                .map(|_| Err(Refusal::UnknownMember))
+                .collect();
+        }
+        let answers: Vec<_> = self
+            .with_versions(caller, objects, |shard, named, object| {
+                shard.renew(&self.config, now, named, object.generation, caller.client)
+            })
+            .map(|answer| answer.unwrap_or(Err(Refusal::LeaseExpired)))
+            .collect();
+        let lost = answers.iter().filter(|answer| answer.is_err()).count();
+        self.tally.leases_lost.add_len(lost);
+        answers
+    }
+
+    /// Ends get sessions and gives their leases back. Ending twice is harmless.
+    pub fn get_end(&self, now: Moment, caller: &Caller, objects: &[ObjectRef]) {
+        self.members.heard(now, caller.client);
+        let mut effects = Effects::default();
+        self.with_versions(caller, objects, |shard, named, object| {
+            shard.end_session(now, named, object.generation, caller.client, &mut effects);
+        })
+        .for_each(drop);
+        self.carry_out(now, &mut effects);
+    }
+
+    /// What a key holds now. If it is reserved, [`Event::Settled`](super::Event::Settled) will tell when
+    /// that ends. Grants no lease.
+    pub fn watch(&self, tenant: &Tenant, key: &ObjectKey) -> Presence {
+        let Some(tenant) = self.tenants.find(tenant) else {
+            return Presence::Absent;
+        };
+        let hash = self.hasher.hash(tenant, key.as_str());
+        let mut shard = self.shard(hash.shard);
+        match shard.find(hash.tag, tenant, key.as_str()) {
+            None => Presence::Absent,
+            Some(slot) if shard.watch(slot) => Presence::Reserved,
+            Some(_) => Presence::Complete,
+        }
+    }
+
+    /// Calls `change` for each object under its shard's lock, with the slot that its key names. `None` in
+    /// the outcome: nothing was ever stored in this namespace.
+    pub(super) fn with_versions<'a, T>(
+        &'a self,
+        caller: &'a Caller,
+        objects: &'a [ObjectRef],
+        mut change: impl FnMut(&mut Shard, Option<u32>, &ObjectRef) -> T + 'a,
+    ) -> impl Iterator<Item = Option<T>> + 'a {
+        let tenant = self.tenants.find(&caller.tenant);
+        objects.iter().map(move |object| {
+            let tenant = tenant?;
+            let key = object.key.as_str();
+            let hash = self.hasher.hash(tenant, key);
+            let mut shard = self.shard(hash.shard);
+            let named = shard.find(hash.tag, tenant, key);
+            Some(change(&mut shard, named, object))
+        })
+    }
+}
+
+/// The group of the entry is being evicted: nobody may begin to rely on it.
+fn is_leaving(entry: &Entry) -> bool {
+    entry.group.as_ref().is_some_and(|group| group.is_leaving())
+}
+
+/// Whether a complete entry counts for a probe.
+fn counts(entry: &Entry, probe: Probe, view: &View, unreachable: &[u32]) -> bool {
+    debug_assert_eq!(
+        entry.phase,
+        Phase::Complete,
+        "names stand for these or open ones"
+    );
+    let reachable = |segment: u32| !unreachable.contains(&segment);
+    let mut places = entry.places.as_slice().iter();
+    match probe {
+        Probe::Exists => unreachable.is_empty() || places.any(|place| reachable(place.segment)),
+        Probe::Readable => places.any(|p| reachable(p.segment) && view.is_alive(*p)),
+    }
+}
+
+/// One call's reads.
+struct Reading<'a> {
+    now: Moment,
+    caller: &'a Caller,
+    location: Option<Location>,
+    session: bool,
+    unreachable_ids: &'a [SegmentId],
+    /// The same as slots.
+    unreachable: Vec<u32>,
+    view: Arc<View>,
+}
+
+impl Reading<'_> {
+    /// The replicas that the caller can read, the nearest first.
+    fn replicas(&self, entry: &Entry) -> Vec<Replica> {
+        let places = entry.places.as_slice().iter();
+        let mut replicas: Vec<_> = places
+            .filter(|place| !self.unreachable.contains(&place.segment))
+            .filter_map(|place| {
+                let cell = self.view.cell(place.segment)?;
+                let replica = Replica {
+                    segment: cell.info.id,
+                    offset: place.offset(),
+                    header_len: entry.header_len,
+                    generation: entry.generation,
+                };
+                cell.is_mounted().then(|| (self.distance(cell), replica))
+            })
+            .collect();
+        replicas.sort_by_key(|(distance, _)| *distance);
+        replicas.into_iter().map(|(_, replica)| replica).collect()
+    }
+
+    /// 0: the same process; 1: the same host; 2: elsewhere.
+    fn distance(&self, cell: &super::segments::SegmentCell) -> u8 {
+        let there = Location::from(&cell.info.endpoint);
+        match self.location {
+            Some(here) if here.engine == there.engine => 0,
+            Some(here) if here.host == there.host => 1,
+            _ => 2,
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! One part of the object table: entries, their names, sessions, leases and order of eviction, under one
+//! lock.
+//!
+//! A shard knows nothing of segments, members or other shards. What a change means for them goes into
+//! [`Effects`]; whether a segment is alive comes in as a function. Every name is in `index` at most
+//! once, with the version that counts: a complete one, or an open reservation. A replacement under way
+//! (upsert) is an entry without a name, linked from the version it will replace; when that one goes, by
+//! commit or otherwise, the replacement inherits the name. A version that loses its name under a lease
+//! stays as a `Removed` entry, found by its generation.
+//!
+//! By subject: [`lease`] has readers and probes, [`put`] the reservations, [`order`] the queues of
+//! eviction, [`scan`] what visits all entries.
+
+mod entry;
+mod lease;
+mod order;
+mod put;
+mod queue;
+mod scan;
+mod slab;
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+use layercake_protocol::fingerprint::Fingerprint;
+
+pub(crate) use super::effects::{Effects, Fate, Reason};
+use super::groups::Handle;
+use super::moment::Moment;
+use super::numbers::NumberMap;
+
+pub(crate) use entry::{Entry, HARD_PINNED, Phase, Place, Places, SOFT_PINNED};
+use entry::{HAS_READERS, REPLACEMENT};
+pub(crate) use order::{Standing, Victim};
+pub(crate) use put::{Open, Reservation};
+use queue::SlotHeap;
+pub(crate) use scan::Departure;
+use slab::Slab;
+
+/// A key's place in the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyHash {
+    pub(crate) shard: usize,
+    /// Tells keys of a shard apart, nearly always.
+    pub(crate) tag: u32,
+}
+
+/// Spreads keys over shards and within them, by a secret: keys come from outside.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyHasher {
+    state: RandomState,
+    shards: usize,
+}
+
+impl KeyHasher {
+    /// For a table of `shards` parts, a power of two.
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            state: RandomState::new(),
+            shards,
+        }
+    }
+
+    pub(crate) fn hash(&self, tenant: u32, key: &str) -> KeyHash {
+        let hash = self.state.hash_one((tenant, key));
+        KeyHash {
+            shard: (hash >> 32) as usize & (self.shards - 1),
+            tag: hash as u32,
+        }
+    }
+}
+
+/// The index wants 64 bits, and looks at both ends of them.
+fn widen(tag: u32) -> u64 {
+    u64::from(tag) << 32 | u64::from(tag)
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    number: u32,
+    hasher: KeyHasher,
+    slab: Slab,
+    /// Names: (tag, slot). The tags let the table grow without looking at the entries.
+    index: HashTable<(u32, u32)>,
+    origins: Origins,
+    normal: SlotHeap,
+    soft: SlotHeap,
+    parked: SlotHeap,
+    pins: NumberMap<u32, order::Pin>,
+    pin_ends: BTreeSet<(Moment, u32)>,
+    readers: NumberMap<u32, lease::Readers>,
+    open: NumberMap<u32, Open>,
+    /// From a version to the one that will replace it.
+    replacements: NumberMap<u32, u32>,
+    /// Versions without a name by generation.
+    removed: NumberMap<u64, u32>,
+    /// No lease of a removed version ends before this.
+    removed_due: Moment,
+    complete: u64,
+}
+
+impl Shard {
+    pub(crate) fn new(number: u32, hasher: KeyHasher) -> Self {
+        Self {
+            number,
+            hasher,
+            slab: Slab::new(),
+            index: HashTable::new(),
+            origins: Origins::default(),
+            normal: SlotHeap::default(),
+            soft: SlotHeap::default(),
+            parked: SlotHeap::default(),
+            pins: NumberMap::default(),
+            pin_ends: BTreeSet::new(),
+            readers: NumberMap::default(),
+            open: NumberMap::default(),
+            replacements: NumberMap::default(),
+            removed: NumberMap::default(),
+            removed_due: Moment::END,
+            complete: 0,
+        }
+    }
+
+    /// The slot of the version that has this name.
+    pub(crate) fn find(&self, tag: u32, tenant: u32, key: &str) -> Option<u32> {
+        self.index
+            .find(widen(tag), |(other, slot)| {
+                *other == tag && {
+                    let entry = &self.slab[*slot];
+                    entry.tenant == tenant && *entry.key == *key
+                }
+            })
+            .map(|(_, slot)| *slot)
+    }
+
+    pub(crate) fn entry(&self, slot: u32) -> &Entry {
+        &self.slab[slot]
+    }
+
+    pub(crate) fn entry_mut(&mut self, slot: u32) -> &mut Entry {
+        &mut self.slab[slot]
+    }
+
+    /// The entry of a handle, if it is still the same.
+    pub(crate) fn resolve(&self, handle: Handle) -> Option<&Entry> {
+        let known = handle.slot < self.slab.bound();
+        known
+            .then(|| &self.slab[handle.slot])
+            .filter(|entry| entry.generation == handle.generation)
+    }
+
+    /// Fingerprint and layout of an entry.
+    pub(crate) fn origin(&self, slot: u32) -> (Option<Fingerprint>, u64) {
+        self.origins.get(self.slab[slot].origin)
+    }
+
+    /// Complete objects.
+    pub(crate) fn complete(&self) -> u64 {
+        self.complete
+    }
+
+    pub(crate) fn put_sessions(&self) -> u64 {
+        self.open.len() as u64
+    }
+
+    pub(crate) fn soft_pinned(&self) -> u64 {
+        self.pins.len() as u64
+    }
+
+    pub(crate) fn removed_leased(&self) -> u64 {
+        self.removed.len() as u64
+    }
+
+    pub(crate) fn get_sessions(&self) -> u64 {
+        self.readers.values().map(|r| r.len() as u64).sum()
+    }
+
+    fn handle(&self, slot: u32) -> Handle {
+        Handle {
+            shard: self.number,
+            slot,
+            generation: self.slab[slot].generation,
+        }
+    }
+
+    /// Gives a slot the name that its entry has.
+    fn name(&mut self, slot: u32) {
+        let entry = &self.slab[slot];
+        let tag = self.hasher.hash(entry.tenant, &entry.key).tag;
+        self.index
+            .insert_unique(widen(tag), (tag, slot), |(tag, _)| widen(*tag));
+    }
+
+    /// Takes the name of a slot away, and gives it to the version that was to replace it, if there is one.
+    fn unname(&mut self, slot: u32) {
+        let entry = &mut self.slab[slot];
+        let key = std::mem::take(&mut entry.key);
+        let tag = self.hasher.hash(entry.tenant, &key).tag;
+        let node = self
+            .index
+            .find_entry(widen(tag), |(_, other)| *other == slot)
+            .expect("a slot with a key is in the index");
+        let Some(heir) = self.replacements.remove(&slot) else {
+            node.remove();
+            return;
+        };
+        node.into_mut().1 = heir;
+        let entry = &mut self.slab[heir];
+        entry.key = key;
+        entry.flags &= !REPLACEMENT;
+        if let Some(open) = self.open.get_mut(&heir) {
+            open.replaces = None;
+        }
+    }
+
+    /// Ends a complete version: its name goes, and its memory unless somebody relies on it.
+    pub(crate) fn retire(&mut self, now: Moment, slot: u32, reason: Reason, effects: &mut Effects) {
+        self.leave_queue(slot);
+        self.unpin(slot);
+        self.unname(slot);
+        let handle = self.handle(slot);
+        let lease = self.lease_end(slot);
+        let entry = &mut self.slab[slot];
+        debug_assert_eq!(
+            entry.phase,
+            Phase::Complete,
+            "only complete versions retire"
+        );
+        if let Some(group) = entry.group.take() {
+            group.remove(handle);
+        }
+        effects.count(reason, entry.size);
+        self.complete -= 1;
+        if lease > now && !entry.places.is_empty() {
+            entry.phase = Phase::Removed;
+            entry.flags &= HAS_READERS;
+            effects.places(&entry.places, entry.place_len(), Fate::Hold);
+            self.removed.insert(entry.generation.0, slot);
+            self.removed_due = self.removed_due.min(lease);
+        } else {
+            self.vacate(slot, Fate::Free, effects);
+        }
+    }
+
+    /// Makes a slot vacant whose entry has no name, queue or session of a writer any more.
+    fn vacate(&mut self, slot: u32, fate: Fate, effects: &mut Effects) {
+        let entry = self.slab.release(slot);
+        if entry.has(HAS_READERS) {
+            self.readers.remove(&slot);
+        }
+        self.origins.release(entry.origin);
+        effects.places(&entry.places, entry.place_len(), fate);
+    }
+}
+
+/// The pairs of fingerprint and layout in use: a deployment has one or a few, its objects millions.
+#[derive(Debug, Default)]
+struct Origins {
+    numbers: HashMap<Origin, u32>,
+    /// With the number of entries that name it.
+    origins: Vec<(Origin, u64)>,
+    vacant: Vec<u32>,
+}
+
+type Origin = (Option<Fingerprint>, u64);
+
+impl Origins {
+    fn take(&mut self, origin: Origin) -> u32 {
+        if let Some(number) = self.numbers.get(&origin) {
+            self.origins[*number as usize].1 += 1;
+            return *number;
+        }
+        let number = self.vacant.pop().unwrap_or_else(|| {
+            self.origins.push((origin, 0));
+            self.origins.len() as u32 - 1
+        });
+        self.origins[number as usize] = (origin, 1);
+        self.numbers.insert(origin, number);
+        number
+    }
+
+    fn get(&self, number: u32) -> Origin {
+        self.origins[number as usize].0
+    }
+
+    fn release(&mut self, number: u32) {
+        let (origin, uses) = &mut self.origins[number as usize];
+        *uses -= 1;
+        if *uses == 0 {
+            self.numbers.remove(origin);
+            self.vacant.push(number);
+        }
+    }
+}
