@@ -188,6 +188,14 @@ pub enum StoreError {
     /// The transfer engine refused a call.
     #[error(transparent)]
     Engine(Arc<layercake_transport::Error>),
+    /// The system refused a thread.
+    #[error("can't start the thread {name}: {source}")]
+    Thread {
+        /// Its name.
+        name: &'static str,
+        /// The system's reason.
+        source: Arc<std::io::Error>,
+    },
     /// Something did not end in time.
     #[error("{what} did not end within {after:?}")]
     Timeout {

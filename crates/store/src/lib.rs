@@ -4,6 +4,7 @@
 mod client;
 mod error;
 pub mod link;
+pub mod node;
 mod session;
 
 pub use client::{
