@@ -163,6 +163,23 @@ impl Core {
                 Event::SegmentDrained { segment, .. } => {
                     self.waiters.happened(&Topic::Drained(segment));
                 }
+                Event::MemberLost {
+                    client,
+                    name,
+                    segments,
+                } => {
+                    self.links.forget(client);
+                    self.replays.forget(client);
+                    if segments > 0 {
+                        tracing::warn!(%client, name, segments, "a node went silent, its memory is gone");
+                    } else {
+                        tracing::info!(%client, name, "a client went silent");
+                    }
+                }
+                Event::SegmentReplaced { owner, segment } => {
+                    self.waiters.happened(&Topic::Drained(segment));
+                    tracing::warn!(%owner, %segment, "a node came back as another process, its former memory is gone");
+                }
             }
         }
     }
