@@ -135,8 +135,8 @@ mod tests {
 
     const NOW: Moment = Moment::START;
 
-    fn token(text: &str) -> Option<SharedToken> {
-        Some(SharedToken::new(text).expect("long enough"))
+    fn token(text: &str) -> SharedToken {
+        SharedToken::new(text).expect("long enough")
     }
 
     fn door(token: Option<SharedToken>) -> Door {
@@ -182,12 +182,11 @@ mod tests {
     #[test]
     fn both_sides_prove_the_token_and_the_ticket_opens_the_door() {
         let token = token("the cluster's token");
-        let door = door(token.clone());
+        let door = door(Some(token.clone()));
         let hello = hello(version::CURRENT);
         let response = door.hello(NOW, &hello).expect("same version");
         assert!(response.token_required);
         assert_eq!(response.term, 3);
-        let token = token.as_ref().expect("set above");
         token
             .check(
                 Side::Responder,
@@ -196,7 +195,7 @@ mod tests {
                 &response.proof,
             )
             .expect("the master proves that it knows the token");
-        let answer = answer(Some(token), &hello, &response);
+        let answer = answer(Some(&token), &hello, &response);
         let ticket = door.authenticate(NOW, &answer).expect("the right proof");
         assert_eq!(door.admit(NOW, &shown(&ticket.ticket)), Ok(()));
         assert_eq!(
@@ -208,9 +207,9 @@ mod tests {
 
     #[test]
     fn a_wrong_or_missing_proof_gets_no_ticket() {
-        let door = door(token("the cluster's token"));
+        let door = door(Some(token("the cluster's token")));
         let other = token("some other long token");
-        for token in [other.as_ref(), None] {
+        for token in [Some(&other), None] {
             let hello = hello(version::CURRENT);
             let response = door.hello(NOW, &hello).expect("same version");
             let answer = answer(token, &hello, &response);

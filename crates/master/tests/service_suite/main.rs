@@ -1,0 +1,8 @@
+//! The master's gRPC service as its clients see it: one binary, so that it links once.
+
+mod commands;
+mod common;
+mod door;
+mod shutdown;
+mod stream;
+mod waits;

@@ -1,0 +1,370 @@
+//! What a stream answers, and what a broken one leaves behind.
+
+use crate::common::{
+    Cluster, TERM, config, exists, object, put_start, refused, results, started, with_ticket,
+};
+use layercake_protocol::convert::MAX_KEYS_PER_REQUEST;
+use layercake_protocol::error::Refusal;
+use layercake_protocol::ids::{ClientId, Generation};
+use layercake_protocol::wire::client_frame::Request;
+use layercake_protocol::wire::master_frame::Response;
+use layercake_protocol::wire::{self, ClientFrame};
+
+const NODE: ClientId = ClientId(1);
+const WRITER: ClientId = ClientId(2);
+const READER: ClientId = ClientId(3);
+const MIB: u64 = 1 << 20;
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_written_found_and_read() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let mut reader = cluster.member(READER, "reader").await;
+    let begun = writer.put_start(&["k"], 10_000).await;
+    let put = begun[0].as_ref().expect("there is room");
+    assert_eq!(put.replicas.len(), 1);
+    assert_eq!(reader.exists(&["k", "other"]).await, [2, 0]);
+    let end = Request::PutEnd(wire::PutEndRequest {
+        objects: vec![object("k", put.generation)],
+    });
+    let ended = writer.call(end.clone()).await;
+    assert_eq!(results(ended, 1), [Ok(())]);
+    let again = writer.call(end).await;
+    assert_eq!(results(again, 1), [Ok(())], "a commit can be repeated");
+    assert_eq!(reader.exists(&["k", "other"]).await, [1, 0]);
+    let get = Request::GetStart(wire::GetStartRequest {
+        keys: vec!["k".into(), "other".into()],
+        session: true,
+        ..Default::default()
+    });
+    let Response::GetStart(got) = reader.call(get).await else {
+        panic!("not the answer to a get start");
+    };
+    assert_eq!(got.results[0].size, 10_000);
+    assert_eq!(got.results[0].replicas[0].generation, put.generation.0);
+    assert_eq!(got.results[1].refusal, i32::from(wire::Refusal::NotFound));
+    assert_eq!(got.segments.len(), 1);
+    assert_eq!(got.segments[0].name, "node-1");
+    assert!(got.lease_ms > 0 && got.epoch > 0);
+    let remove = |force| {
+        Request::Remove(wire::RemoveRequest {
+            keys: vec!["k".into()],
+            force,
+        })
+    };
+    let leased = writer.call(remove(false)).await;
+    assert_eq!(results(leased, 1), [Err(Refusal::Leased)]);
+    let forced = writer.call(remove(true)).await;
+    assert_eq!(results(forced, 1), [Ok(())]);
+    assert_eq!(reader.exists(&["k"]).await, [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_key_fails_alone() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let long = "x".repeat(65_536);
+    let begun = writer.put_start(&["a", "", "b", &long, "c"], 100).await;
+    for (index, result) in begun.iter().enumerate() {
+        match (index, result) {
+            (1 | 3, Err(Refusal::InvalidArgument { detail })) => {
+                assert!(detail.contains("key"), "{detail}");
+            }
+            (0 | 2 | 4, Ok(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        writer.exists(&["a", "", "b", &long, "c"]).await,
+        [2, 0, 2, 0, 2]
+    );
+    let generation = begun[4].as_ref().expect("it is good").generation;
+    let ended = writer
+        .call(Request::PutEnd(wire::PutEndRequest {
+            objects: vec![
+                object("", generation),
+                object("c", generation),
+                object("c", Generation(0)),
+            ],
+        }))
+        .await;
+    let ended = results(ended, 3);
+    assert_eq!(ended[1], Ok(()));
+    for bad in [0, 2] {
+        assert!(
+            matches!(ended[bad], Err(Refusal::InvalidArgument { .. })),
+            "{ended:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_can_stop_at_the_first_miss() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let keys: Vec<String> = (0..3000).map(|index| format!("k{index}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    writer.put(&keys[..2500], 100).await;
+    let Request::Exists(mut query) = exists(&keys) else {
+        panic!("an existence query");
+    };
+    query.stop_at_first_miss = true;
+    let Response::Exists(found) = writer.call(Request::Exists(query)).await else {
+        panic!("not an existence answer");
+    };
+    assert_eq!(found.states[..2500], vec![1; 2500]);
+    assert!(found.states[2500..].iter().all(|state| *state == 0));
+    assert!(
+        found.states.len() <= 2501,
+        "it stopped: {}",
+        found.states.len()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_batches_are_answered_key_by_key_while_small_calls_pass() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 256 * MIB).await;
+    let mut client = cluster.member(WRITER, "writer").await;
+    let keys: Vec<String> = (0..20_000).map(|index| format!("key-{index}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let odd: Vec<&str> = keys.iter().skip(1).step_by(2).copied().collect();
+    client.put(&odd, 100).await;
+    // More large batches than the stream works on at a time, and a small call behind them.
+    let mut open: Vec<u64> = Vec::new();
+    for _ in 0..8 {
+        open.push(client.send(exists(&keys)).await);
+    }
+    open.push(client.send(exists(&["key-1", "key-2"])).await);
+    while !open.is_empty() {
+        let frame = client.next().await.expect("the stream goes on");
+        let place = open.iter().position(|id| *id == frame.request_id);
+        open.remove(place.expect("an answer to one of the calls"));
+        let Some(Response::Exists(found)) = frame.response else {
+            panic!("not an existence answer");
+        };
+        for (index, state) in found.states.iter().enumerate() {
+            let expected = if found.states.len() == 2 {
+                1 - index
+            } else {
+                index % 2
+            };
+            assert_eq!(usize::from(*state), expected, "key {index}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_beyond_one_message_is_refused_with_the_limit() {
+    let cluster = Cluster::start(config());
+    let mut client = cluster.client(READER).await;
+    let keys = vec!["k"; MAX_KEYS_PER_REQUEST + 1];
+    let Refusal::TooLarge { detail } = refused(client.call(exists(&keys)).await) else {
+        panic!("not refused for its size");
+    };
+    assert!(
+        detail.contains(&MAX_KEYS_PER_REQUEST.to_string()),
+        "{detail}"
+    );
+    let found = client.exists(&keys[1..]).await;
+    assert_eq!(found, vec![0; MAX_KEYS_PER_REQUEST], "the stream lives on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_start_repeated_on_a_new_stream_gets_the_same_reservation() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let request = || put_start(&["a", "b"], 5000);
+    writer.send_as(1000, request()).await;
+    let answer = writer.answer(1000).await;
+    let first = started(answer, 2);
+    // As if that answer had been lost on the way.
+    drop(writer);
+    let mut writer = cluster.client(WRITER).await;
+    writer.send_as(1000, request()).await;
+    let answer = writer.answer(1000).await;
+    let second = started(answer, 2);
+    assert_eq!(first, second);
+    assert!(first.iter().all(Result::is_ok));
+    let another = writer.put_start(&["a", "b"], 5000).await;
+    assert_eq!(another, vec![Err(Refusal::InProgress); 2]);
+    // The same id from another client is another call.
+    let mut other = cluster.member(READER, "other").await;
+    other.send_as(1000, request()).await;
+    let answer = other.answer(1000).await;
+    assert_eq!(started(answer, 2), vec![Err(Refusal::InProgress); 2]);
+    let ended = writer
+        .call(Request::PutEnd(wire::PutEndRequest {
+            objects: vec![object(
+                "a",
+                second[0].as_ref().expect("it is good").generation,
+            )],
+        }))
+        .await;
+    assert_eq!(results(ended, 1), [Ok(())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeated_remove_gets_the_first_answer() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut client = cluster.member(WRITER, "writer").await;
+    client.put(&["a", "b", "c"], 100).await;
+    let remove = || {
+        Request::Remove(wire::RemoveRequest {
+            keys: vec!["a".into(), "missing".into()],
+            force: true,
+        })
+    };
+    let matching = || {
+        Request::RemoveMatching(wire::RemoveMatchingRequest {
+            pattern: "^[bc]$".into(),
+            force: true,
+        })
+    };
+    for round in 0..2 {
+        client.send_as(500, remove()).await;
+        let answer = client.answer(500).await;
+        assert_eq!(
+            results(answer, 2),
+            [Ok(()), Err(Refusal::NotFound)],
+            "round {round}"
+        );
+        client.send_as(501, matching()).await;
+        match client.answer(501).await {
+            Response::RemoveMatching(answer) => assert_eq!(answer.removed, 2, "round {round}"),
+            other => panic!("not the answer to a remove: {other:?}"),
+        }
+    }
+    client.send_as(501, remove()).await;
+    let answer = refused(client.answer(501).await);
+    assert!(answer.to_string().contains("501"), "{answer}");
+    let bad = client
+        .call(Request::RemoveMatching(wire::RemoveMatchingRequest {
+            pattern: "(".into(),
+            force: false,
+        }))
+        .await;
+    assert!(matches!(refused(bad), Refusal::InvalidArgument { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_makes_no_sense_is_refused_and_the_stream_lives_on() {
+    let cluster = Cluster::start(config());
+    let mut client = cluster.client(READER).await;
+    client.send_frame(ClientFrame::default()).await;
+    let text = refused(client.answer(0).await).to_string();
+    assert!(text.contains("context"), "{text}");
+    let mut frame = client.frame(7, exists(&["k"]));
+    frame.request = None;
+    client.send_frame(frame).await;
+    let text = refused(client.answer(7).await).to_string();
+    assert!(text.contains("request"), "{text}");
+    let mut frame = client.frame(8, exists(&["k"]));
+    frame.context.as_mut().expect("it has one").term = TERM - 1;
+    client.send_frame(frame).await;
+    assert_eq!(refused(client.answer(8).await), Refusal::WrongTerm);
+    let mut frame = client.frame(9, exists(&["k"]));
+    frame.context.as_mut().expect("it has one").client_id = Some(WRITER.into());
+    client.send_frame(frame).await;
+    let text = refused(client.answer(9).await).to_string();
+    assert!(
+        text.contains(&WRITER.to_string()) && text.contains(&READER.to_string()),
+        "{text}"
+    );
+    let mut frame = client.frame(10, put_start(&["k"], 1));
+    if let Some(Request::PutStart(start)) = &mut frame.request {
+        start.config.as_mut().expect("it has one").replicas = 0;
+    }
+    client.send_frame(frame).await;
+    let text = refused(client.answer(10).await).to_string();
+    assert!(text.contains("replicas"), "{text}");
+    assert_eq!(client.exists(&["k"]).await, [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_stream_is_not_the_end_of_its_member() {
+    let cluster = Cluster::start(config());
+    let node = cluster.node(NODE, 64 * MIB).await;
+    drop(node);
+    let mut node = cluster.client(NODE).await;
+    let segment = crate::common::segment(NODE, 64 * MIB);
+    let beat = node.heartbeat(&[segment.id]).await;
+    assert!(beat.known && beat.missing_segments.is_empty(), "{beat:?}");
+    match node.call(Request::Leave(wire::LeaveRequest {})).await {
+        Response::Done(_) => {}
+        other => panic!("not done: {other:?}"),
+    }
+    let beat = node.heartbeat(&[segment.id]).await;
+    assert!(!beat.known, "it left");
+    assert_eq!(cluster.monitor.status().segments, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unary_calls_do_the_same_and_tools_see_what_there_is() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut client = cluster.member(WRITER, "writer").await;
+    client.put(&["pre/a", "pre/b", "other"], 5000).await;
+    let frame = client.frame(0, exists(&["pre/a", "nothing"]));
+    let ticket = client.ticket.clone();
+    let answer = client
+        .grpc
+        .call(with_ticket(frame, &ticket))
+        .await
+        .expect("the ticket is good")
+        .into_inner();
+    match answer.response {
+        Some(Response::Exists(found)) => assert_eq!(found.states.as_ref(), [1, 0]),
+        other => panic!("not an existence answer: {other:?}"),
+    }
+    let listed = client
+        .grpc
+        .list_objects(with_ticket(
+            wire::ListObjectsRequest {
+                prefix: "pre/".into(),
+                limit: 1,
+                ..Default::default()
+            },
+            &ticket,
+        ))
+        .await
+        .expect("the ticket is good")
+        .into_inner();
+    assert_eq!(listed.objects.len(), 1);
+    assert_eq!(listed.objects[0].key, "pre/a");
+    assert!(listed.more);
+    let stat = |key: &str| wire::StatObjectRequest {
+        tenant: String::new(),
+        key: key.into(),
+    };
+    let found = client
+        .grpc
+        .stat_object(with_ticket(stat("other"), &ticket))
+        .await
+        .expect("the ticket is good")
+        .into_inner();
+    assert_eq!(found.object.expect("it is there").size, 5000);
+    assert_eq!(found.segments[0].name, "node-1");
+    let missing = client
+        .grpc
+        .stat_object(with_ticket(stat("missing"), &ticket))
+        .await
+        .expect("the ticket is good")
+        .into_inner();
+    assert_eq!(missing.refusal, i32::from(wire::Refusal::NotFound));
+    let segments = client
+        .grpc
+        .list_segments(with_ticket(wire::ListSegmentsRequest {}, &ticket))
+        .await
+        .expect("the ticket is good")
+        .into_inner()
+        .segments;
+    assert_eq!(segments.len(), 1);
+    assert_eq!(segments[0].objects, 3);
+    assert!(segments[0].used_bytes >= 15_000);
+}
