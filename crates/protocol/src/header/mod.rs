@@ -279,10 +279,10 @@ impl HeaderSpec {
             .min(MAX_ROWS)
     }
 
-    /// The rows that a header gets whose writer did not ask for a number: one for every 256 KiB of
+    /// The rows that a header gets whose writer did not ask for a number: one for every 64 KiB of
     /// payload, at least 8, at most 4,096.
     pub fn default_rows(payload_len: u64) -> usize {
-        usize::try_from(payload_len.div_ceil(256 << 10)).map_or(4096, |rows| rows.clamp(8, 4096))
+        usize::try_from(payload_len.div_ceil(64 << 10)).map_or(4096, |rows| rows.clamp(8, 4096))
     }
 
     /// Offset of the first row.

@@ -125,7 +125,7 @@ fn a_header_is_as_long_as_its_sizes_say() {
         ));
         assert!(wrong.row_capacity(u32::MAX) <= MAX_ROWS);
     }
-    for (payload, rows) in [(1, 8), (3 << 20, 12), (u64::MAX, 4096)] {
+    for (payload, rows) in [(1, 8), (3 << 20, 48), (u64::MAX, 4096)] {
         assert_eq!(HeaderSpec::default_rows(payload), rows);
     }
 }
