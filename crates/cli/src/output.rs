@@ -69,19 +69,18 @@ impl fmt::Display for Table {
             }
         }
         for line in lines {
-            let mut text = String::new();
-            for (index, cell) in line.iter().enumerate() {
-                let width = widths[index];
-                if index > 0 {
-                    text.push_str("  ");
-                }
-                if self.right[index] {
-                    text.push_str(&format!("{cell:>width$}"));
-                } else {
-                    text.push_str(&format!("{cell:<width$}"));
-                }
-            }
-            writeln!(f, "{}", text.trim_end())?;
+            let cells: Vec<String> = line
+                .iter()
+                .zip(widths.iter().zip(&self.right))
+                .map(|(cell, (&width, right))| {
+                    if *right {
+                        format!("{cell:>width$}")
+                    } else {
+                        format!("{cell:<width$}")
+                    }
+                })
+                .collect();
+            writeln!(f, "{}", cells.join("  ").trim_end())?;
         }
         Ok(())
     }
@@ -131,7 +130,10 @@ mod tests {
         let mut table = Table::new(&["key", "size"]).right(1);
         table.row(["a".into(), "10".into()]);
         table.row(["long\u{1b}[31m".into(), "7".into()]);
-        assert_eq!(table.to_string(), "key        size\na            10\nlong\u{FFFD}[31m     7\n");
+        assert_eq!(
+            table.to_string(),
+            "key        size\na            10\nlong\u{FFFD}[31m     7\n"
+        );
     }
 
     #[test]

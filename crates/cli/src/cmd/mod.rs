@@ -1,1 +1,10 @@
-mod replay;
+//! The subcommands, one module each.
+
+pub(crate) mod admin;
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod master;
+pub(crate) mod node;
+pub(crate) mod replay;
+mod show;
+pub(crate) mod workload;

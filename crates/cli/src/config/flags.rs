@@ -42,7 +42,11 @@ fn arg(setting: &'static Setting) -> Arg {
     };
     let arg = Arg::new(setting.name)
         .long(setting.flag_name())
-        .help(format!("{} [env: {}{default}]", setting.help, setting.env_name()))
+        .help(format!(
+            "{} [env: {}{default}]",
+            setting.help,
+            setting.env_name()
+        ))
         .action(ArgAction::Set);
     if setting.switch {
         arg.num_args(0..=1)

@@ -129,6 +129,7 @@ impl Resolved {
     }
 
     /// Where one value came from.
+    #[cfg(test)]
     pub(crate) fn origin(&self, section: &str, name: &str) -> Result<&Origin> {
         Ok(&self.entry(section, name)?.origin)
     }
@@ -160,8 +161,9 @@ impl Sources {
         let file = match path {
             None => None,
             Some(path) => {
-                let text = std::fs::read_to_string(&path)
-                    .with_context(|| format!("can't read the configuration file {}", path.display()))?;
+                let text = std::fs::read_to_string(&path).with_context(|| {
+                    format!("can't read the configuration file {}", path.display())
+                })?;
                 Some((path, text))
             }
         };
@@ -178,7 +180,7 @@ impl Sources {
             Some((path, text)) => {
                 let table = text.parse::<toml::Table>().map_err(|error| {
                     let start = error.span().map_or(0, |span| span.start.min(text.len()));
-                    let line = 1 + text.as_bytes()[..start].iter().filter(|b| **b == b'\n').count();
+                    let line = text.get(..start).unwrap_or_default().matches('\n').count() + 1;
                     let reason = error.message().replace('\n', ", ");
                     anyhow!("{}: line {line}: {reason}", path.display())
                 })?;
@@ -199,12 +201,18 @@ impl Sources {
         self.refuse_unknown_variables()?;
         let mut entries = Vec::new();
         for setting in groups.iter().copied().flatten() {
-            let (text, origin) = match flags.iter().find(|(flag, _)| flag.path() == setting.path()) {
+            let (text, origin) = match flags.iter().find(|(flag, _)| flag.path() == setting.path())
+            {
                 Some((_, text)) => (text.clone(), Origin::Flag(setting.flag_name())),
                 None => self.layered(setting)?,
             };
-            let text = (setting.check)(&text).map_err(|reason| refused(setting, &origin, &reason))?;
-            entries.push(Entry { setting, text, origin });
+            let text =
+                (setting.check)(&text).map_err(|reason| refused(setting, &origin, &reason))?;
+            entries.push(Entry {
+                setting,
+                text,
+                origin,
+            });
         }
         Ok(Resolved { entries })
     }
@@ -218,7 +226,9 @@ impl Sources {
         if let Some((path, table)) = &self.file {
             let found = match setting.section {
                 "" => table.get(setting.name),
-                section => table.get(section).and_then(|section| section.get(setting.name)),
+                section => table
+                    .get(section)
+                    .and_then(|section| section.get(setting.name)),
             };
             if let Some(value) = found {
                 let origin = Origin::File(path.clone());
@@ -255,10 +265,17 @@ impl Sources {
                 programs::all().partition(|setting| setting.section == section);
             let by_name = |settings: &[&Setting]| {
                 let name = suggest::nearest(last, settings.iter().map(|setting| setting.name))?;
-                settings.iter().find(|setting| setting.name == name).map(|setting| setting.path())
+                settings
+                    .iter()
+                    .find(|setting| setting.name == name)
+                    .map(|setting| setting.path())
             };
             let near = by_name(&here).or_else(|| by_name(&elsewhere));
-            bail!("{}: unknown setting `{name}`{}", path.display(), did_you_mean(near.as_deref()));
+            bail!(
+                "{}: unknown setting `{name}`{}",
+                path.display(),
+                did_you_mean(near.as_deref())
+            );
         };
         for (name, value) in table {
             let is_section = programs::all().any(|setting| setting.section == name);
@@ -271,9 +288,15 @@ impl Sources {
                 toml::Value::Table(_) => {
                     let sections = programs::all().map(|setting| setting.section);
                     let near = suggest::nearest(name, sections);
-                    bail!("{}: unknown section `[{name}]`{}", path.display(), did_you_mean(near));
+                    bail!(
+                        "{}: unknown section `[{name}]`{}",
+                        path.display(),
+                        did_you_mean(near)
+                    );
                 }
-                _ if is_section => bail!("{}: `{name}` is a section: write [{name}]", path.display()),
+                _ if is_section => {
+                    bail!("{}: `{name}` is a section: write [{name}]", path.display())
+                }
                 _ => refuse(name)?,
             }
         }

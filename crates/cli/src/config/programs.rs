@@ -65,7 +65,7 @@ settings! {
         token_file: Option<PathBuf> = "none";
         /// Work without a token off loopback
         insecure: bool = "false", is switch;
-        /// What is logged to standard error: a level, or a list like warn,layercake_store=debug
+        /// What is logged to standard error: a level, or a list like warn,tonic=debug
         log: String = "warn";
     }
 }
@@ -127,8 +127,6 @@ settings! {
         name: Option<String> = "none";
         /// Memory that this node gives to the store
         capacity: ByteSize = "1GiB";
-        /// Largest segment: a greater capacity is given in several
-        segment: ByteSize = "64GiB";
         /// Use huge pages where the machine has free ones
         huge_pages: bool = "false", is switch;
         /// Address of the data plane's TCP listener

@@ -2,7 +2,10 @@
 
 /// The candidate that takes the fewest edits to reach from `name`, if that is few enough to have been
 /// meant.
-pub(crate) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    name: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     let most = (name.chars().count() / 3).clamp(1, 3);
     candidates
         .into_iter()

@@ -13,11 +13,7 @@ fn sources(file: &str, environment: &[(&str, &str)]) -> Result<Sources> {
     )
 }
 
-fn resolve(
-    file: &str,
-    environment: &[(&str, &str)],
-    flags: &[(&str, &str)],
-) -> Result<Resolved> {
+fn resolve(file: &str, environment: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Resolved> {
     let flags: Vec<_> = flags
         .iter()
         .map(|(name, value)| {
@@ -57,7 +53,10 @@ fn later_layers_win_and_every_value_knows_its_origin() {
         origin("client_ttl"),
         Origin::Environment("LAYERCAKE_MASTER_CLIENT_TTL".into())
     );
-    assert_eq!(origin("discard_after"), Origin::Flag("discard-after".into()));
+    assert_eq!(
+        origin("discard_after"),
+        Origin::Flag("discard-after".into())
+    );
     assert_eq!(origin("listen"), Origin::Default);
     let settings = MasterSettings::take(&resolved).expect("valid");
     assert_eq!(settings.lease.as_secs(), 1);
@@ -103,9 +102,15 @@ fn an_unknown_setting_is_named_with_the_nearest_known_one() {
 #[test]
 fn a_bad_value_is_named_with_its_setting_and_origin() {
     let text = refusal("[master]\nlease = 5", &[]);
-    assert!(text.contains("master.lease") && text.contains("layercake.toml"), "{text}");
+    assert!(
+        text.contains("master.lease") && text.contains("layercake.toml"),
+        "{text}"
+    );
     let text = refusal("", &[("LAYERCAKE_MASTER_HIGH_WATERMARK", "1.5")]);
-    assert!(text.contains("LAYERCAKE_MASTER_HIGH_WATERMARK") && text.contains("1.5"), "{text}");
+    assert!(
+        text.contains("LAYERCAKE_MASTER_HIGH_WATERMARK") && text.contains("1.5"),
+        "{text}"
+    );
     let text = refusal("[master]\nlease = [1]", &[]);
     assert!(text.contains("master.lease"), "{text}");
     let text = refusal("master = 1", &[]);
@@ -121,7 +126,10 @@ fn a_file_that_is_not_toml_is_refused_with_its_line() {
 #[test]
 fn a_secret_is_not_taken_from_the_file() {
     let text = refusal("token = \"a secret of some length\"", &[]);
-    assert!(text.contains("token_file") && !text.contains("some length"), "{text}");
+    assert!(
+        text.contains("token_file") && !text.contains("some length"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -139,7 +147,16 @@ fn every_default_reads_as_its_own_type_and_no_name_is_taken_twice() {
     let mut names = std::collections::BTreeSet::new();
     for setting in programs::all() {
         let shown = (setting.check)(setting.default).expect("a default is valid");
-        assert_eq!(shown, setting.default, "{} is shown as it stands", setting.path());
-        assert!(names.insert(setting.path()), "{} stands twice", setting.path());
+        assert_eq!(
+            shown,
+            setting.default,
+            "{} is shown as it stands",
+            setting.path()
+        );
+        assert!(
+            names.insert(setting.path()),
+            "{} stands twice",
+            setting.path()
+        );
     }
 }

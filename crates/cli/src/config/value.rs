@@ -89,7 +89,13 @@ fn scale(number: &str, factor: u64) -> Option<u128> {
         return None;
     }
     let factor = u128::from(factor);
-    let digits = |text: &str| if text.is_empty() { Ok(0) } else { text.parse::<u64>() };
+    let digits = |text: &str| {
+        if text.is_empty() {
+            Ok(0)
+        } else {
+            text.parse::<u64>()
+        }
+    };
     let whole = u128::from(digits(whole).ok()?).checked_mul(factor)?;
     let tenths = 10u128.pow(u32::try_from(fraction.len()).ok()?);
     whole.checked_add(u128::from(digits(fraction).ok()?) * factor / tenths)
@@ -183,8 +189,9 @@ impl Value for PathBuf {
 
 impl Value for SocketAddr {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map_err(|_| format!("\"{text}\" is not an address: write IP:PORT, such as 127.0.0.1:0"))
+        text.parse().map_err(|_| {
+            format!("\"{text}\" is not an address: write IP:PORT, such as 127.0.0.1:0")
+        })
     }
 
     fn show(&self) -> String {
@@ -276,7 +283,16 @@ mod tests {
 
     #[test]
     fn sizes_without_sense_are_refused_with_the_text_and_what_is_accepted() {
-        for text in ["", "12", "GiB", "1..5GiB", "5 parsecs", "-4KiB", "99999999999TiB", "1e3B"] {
+        for text in [
+            "",
+            "12",
+            "GiB",
+            "1..5GiB",
+            "5 parsecs",
+            "-4KiB",
+            "99999999999TiB",
+            "1e3B",
+        ] {
             let error = ByteSize::read(text).expect_err(text);
             assert!(error.contains(text) && error.contains("90MiB"), "{error}");
         }
@@ -288,8 +304,8 @@ mod tests {
             ("250ms", Duration::from_millis(250)),
             ("5s", Duration::from_secs(5)),
             ("1.5s", Duration::from_millis(1500)),
-            ("30min", Duration::from_secs(1800)),
-            ("2h", Duration::from_secs(7200)),
+            ("30min", Duration::from_mins(30)),
+            ("2h", Duration::from_hours(2)),
             ("0s", Duration::ZERO),
         ] {
             assert_eq!(Duration::read(text), Ok(duration), "{text}");

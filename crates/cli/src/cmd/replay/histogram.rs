@@ -66,9 +66,10 @@ impl From<Histogram> for Sparse {
 
 /// The bucket of a duration: below `2 × STEPS` nanoseconds each has its own.
 fn bucket(nanos: u64) -> usize {
-    let shift = (nanos.max(1).ilog2()).saturating_sub(STEP_BITS);
+    let shift = nanos.max(1).ilog2().saturating_sub(STEP_BITS);
     // The top STEP_BITS + 1 bits, of which the first is set for all but the smallest.
-    shift as usize * STEPS + (nanos >> shift) as usize
+    let top = usize::try_from(nanos >> shift).expect("less than 2 × STEPS");
+    shift as usize * STEPS + top
 }
 
 /// The largest duration of a bucket, in nanoseconds.
@@ -76,7 +77,10 @@ fn upper(bucket: usize) -> u64 {
     let shift = (bucket / STEPS).saturating_sub(1);
     let step = (bucket - shift * STEPS) as u64;
     // The last bucket ends where 64 bits do.
-    (u128::from(step + 1) << shift).saturating_sub(1).try_into().unwrap_or(u64::MAX)
+    (u128::from(step + 1) << shift)
+        .saturating_sub(1)
+        .try_into()
+        .unwrap_or(u64::MAX)
 }
 
 impl Histogram {
@@ -132,7 +136,11 @@ mod tests {
         for bucket_index in 0..BUCKETS - 1 {
             let end = upper(bucket_index);
             assert_eq!(bucket(end), bucket_index, "the end lies in its bucket");
-            assert_eq!(bucket(end + 1), bucket_index + 1, "the next one begins behind it");
+            assert_eq!(
+                bucket(end + 1),
+                bucket_index + 1,
+                "the next one begins behind it"
+            );
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
         assert_eq!(upper(BUCKETS - 1), u64::MAX);

@@ -106,3 +106,25 @@ pub(crate) struct Moved {
     pub(crate) bytes_written: u64,
     pub(crate) bytes_read: u64,
 }
+
+impl Measured {
+    /// Adds what another worker measured.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.lookup.merge(&other.lookup);
+        self.save_layer.merge(&other.save_layer);
+        self.load_layer.merge(&other.load_layer);
+        for theirs in &other.transports {
+            match self
+                .transports
+                .iter_mut()
+                .find(|ours| ours.transport == theirs.transport)
+            {
+                Some(ours) => {
+                    ours.bytes_written += theirs.bytes_written;
+                    ours.bytes_read += theirs.bytes_read;
+                }
+                None => self.transports.push(theirs.clone()),
+            }
+        }
+    }
+}

@@ -8,7 +8,9 @@ use crate::config::ByteSize;
 
 /// What one block takes in a segment, in bytes: its header and its payload, in whole granules.
 pub(crate) fn place_bytes(header: &HeaderSpec, payload: u64) -> Result<u64> {
-    let header = header.encoded_len().context("the geometry makes no header")?;
+    let header = header
+        .encoded_len()
+        .context("the geometry makes no header")?;
     u64::from(header)
         .checked_add(payload)
         .and_then(|bytes| bytes.checked_next_multiple_of(GRANULE))
@@ -31,7 +33,9 @@ pub(crate) fn ample_capacity(blocks: u64, place: u64, nodes: u64) -> Result<u64>
     )]
     let roomy = (need as f64 / FILL) as u64;
     // Small pools need room for what is being written beside what is kept.
-    Ok(roomy.max(need.saturating_add(nodes * 64 * place)).saturating_add(nodes * (1 << 20)))
+    Ok(roomy
+        .max(need.saturating_add(nodes * 64 * place))
+        .saturating_add(nodes * (1 << 20)))
 }
 
 /// One node's share of the pool, in whole granules.
@@ -48,29 +52,22 @@ pub(crate) fn share(capacity: u64, nodes: u64, place: u64) -> Result<u64> {
     Ok(share)
 }
 
-/// Bytes of memory that can still be had on this machine, if it says so.
+/// Bytes of memory that can still be had on this machine, if it says so. Limits of a control group are
+/// the nodes' business, which refuse to start.
 pub(crate) fn available_memory() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let machine = meminfo_available(&info)?;
-    let limit = cgroup_room();
-    Some(limit.map_or(machine, |limit| limit.min(machine)))
+    meminfo_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
 fn meminfo_available(info: &str) -> Option<u64> {
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// What the control group still allows.
-fn cgroup_room() -> Option<u64> {
-    let number = |path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let room = |limit, used| Some(number(limit)?.saturating_sub(number(used)?));
-    room("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current").or_else(|| {
-        room(
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        )
-    })
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -79,7 +76,12 @@ mod tests {
 
     #[test]
     fn a_place_is_header_and_payload_in_granules() {
-        let header = HeaderSpec { tenant_len: 7, key_len: 70, group_len: 0, rows: 16 };
+        let header = HeaderSpec {
+            tenant_len: 7,
+            key_len: 70,
+            group_len: 0,
+            rows: 16,
+        };
         let len = u64::from(header.encoded_len().expect("small"));
         assert_eq!(place_bytes(&header, 4096 - len).expect("fits"), 4096);
         assert_eq!(place_bytes(&header, 4097 - len).expect("fits"), 8192);
@@ -99,7 +101,9 @@ mod tests {
 
     #[test]
     fn a_pool_without_room_for_a_block_is_refused() {
-        let text = share(30 << 10, 3, 20 << 10).expect_err("10 KiB a node").to_string();
+        let text = share(30 << 10, 3, 20 << 10)
+            .expect_err("10 KiB a node")
+            .to_string();
         assert!(text.contains("8KiB") && text.contains("20KiB"), "{text}");
     }
 

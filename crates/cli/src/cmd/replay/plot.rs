@@ -38,7 +38,7 @@ const WIDTH: u32 = 1000;
 const HEIGHT: u32 = 680;
 const SAVED: RGBColor = RGBColor(0xC4, 0x5A, 0x1D);
 const LOADED: RGBColor = RGBColor(0x1B, 0x6C, 0xA8);
-const FAINT: RGBColor = RGBColor(0x8F, 0xB8, 0xD6);
+const FAINT: RGBColor = RGBColor(0x7F, 0xAD, 0xCF);
 const INK: RGBColor = RGBColor(0x22, 0x2A, 0x31);
 const GRID: RGBColor = RGBColor(0xE3, 0xE6, 0xE8);
 
@@ -53,7 +53,11 @@ fn time_unit(span: Duration) -> (&'static str, f64) {
 
 /// Cuts the trace's time into intervals; those without a request are left out.
 fn intervals(samples: &[Sample], count: usize) -> Vec<Interval> {
-    let span = samples.iter().map(|sample| sample.at).max().unwrap_or_default();
+    let span = samples
+        .iter()
+        .map(|sample| sample.at)
+        .max()
+        .unwrap_or_default();
     let (_, unit) = time_unit(span);
     let width = (span.as_secs_f64() / count as f64).max(1e-9);
     let mut parts: Vec<Vec<&Sample>> = vec![Vec::new(); count];
@@ -76,10 +80,20 @@ fn intervals(samples: &[Sample], count: usize) -> Vec<Interval> {
         let (part_hits, part_blocks) = (sum(|s| s.hit_blocks), sum(|s| s.blocks));
         hits += part_hits;
         blocks += part_blocks;
-        let last = part.iter().map(|sample| sample.finished).max().unwrap_or_default();
+        let last = part
+            .iter()
+            .map(|sample| sample.finished)
+            .max()
+            .unwrap_or_default();
         let elapsed = last.saturating_sub(before).as_secs_f64();
         before = last.max(before);
-        let rate = |bytes: u64| if elapsed > 0.0 { bytes as f64 / elapsed } else { 0.0 };
+        let rate = |bytes: u64| {
+            if elapsed > 0.0 {
+                bytes as f64 / elapsed
+            } else {
+                0.0
+            }
+        };
         out.push(Interval {
             at: (index as f64 + 0.5) * width / unit,
             hit_ratio: part_hits as f64 / part_blocks.max(1) as f64,
@@ -99,7 +113,11 @@ pub(crate) fn write(path: &Path, title: &str, samples: &[Sample]) -> Result<()> 
 
 fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std::error::Error>> {
     let points = intervals(samples, INTERVALS);
-    let span = samples.iter().map(|sample| sample.at).max().unwrap_or_default();
+    let span = samples
+        .iter()
+        .map(|sample| sample.at)
+        .max()
+        .unwrap_or_default();
     let (unit_name, unit) = time_unit(span);
     let end = (span.as_secs_f64() / unit).max(1e-3);
 
@@ -107,23 +125,44 @@ fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std:
     root.fill(&WHITE)?;
     let middle = Pos::new(HPos::Center, VPos::Center);
     let heading = ("sans-serif", 22).into_font().color(&INK).pos(middle);
-    root.draw(&Text::new(title.to_owned(), (WIDTH.cast_signed() / 2, 26), heading))?;
+    root.draw(&Text::new(
+        title.to_owned(),
+        (WIDTH.cast_signed() / 2, 26),
+        heading,
+    ))?;
     let (_, body) = root.split_vertically(48);
     let (upper, lower) = body.split_vertically((HEIGHT - 48) / 2 - 8);
 
     panel(
         &upper,
-        &Axes { end, top: 100.0, x: None, y: "hit ratio", format: &|v| format!("{v:.0} %") },
+        &Axes {
+            end,
+            top: 100.0,
+            x: None,
+            y: "hit ratio",
+            format: &|v| format!("{v:.0} %"),
+        },
         &[
-            Line { name: "in this interval", color: FAINT, width: 1, points: series(&points, |p| p.hit_ratio * 100.0) },
-            Line { name: "so far", color: LOADED, width: 3, points: series(&points, |p| p.hit_ratio_so_far * 100.0) },
+            Line {
+                name: "in this interval",
+                color: FAINT,
+                width: 1,
+                points: series(&points, |p| p.hit_ratio * 100.0),
+            },
+            Line {
+                name: "so far",
+                color: LOADED,
+                width: 3,
+                points: series(&points, |p| p.hit_ratio_so_far * 100.0),
+            },
         ],
     )?;
     let top = points
         .iter()
         .map(|point| point.saved_rate.max(point.loaded_rate))
         .fold(1.0, f64::max)
-        * 1.1;
+        // Room for the legend above the highest point.
+        * 1.35;
     let (scale, scale_name) = match top {
         1e9.. => (1e9, "GB/s"),
         1e6.. => (1e6, "MB/s"),
@@ -140,8 +179,18 @@ fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std:
             format: &|v| format!("{v:.digits$}"),
         },
         &[
-            Line { name: "saved", color: SAVED, width: 2, points: series(&points, |p| p.saved_rate / scale) },
-            Line { name: "loaded", color: LOADED, width: 2, points: series(&points, |p| p.loaded_rate / scale) },
+            Line {
+                name: "saved",
+                color: SAVED,
+                width: 2,
+                points: series(&points, |p| p.saved_rate / scale),
+            },
+            Line {
+                name: "loaded",
+                color: LOADED,
+                width: 2,
+                points: series(&points, |p| p.loaded_rate / scale),
+            },
         ],
     )?;
     root.present()?;
@@ -149,7 +198,10 @@ fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std:
 }
 
 fn series(points: &[Interval], value: impl Fn(&Interval) -> f64) -> Vec<(f64, f64)> {
-    points.iter().map(|point| (point.at, value(point))).collect()
+    points
+        .iter()
+        .map(|point| (point.at, value(point)))
+        .collect()
 }
 
 struct Axes<'a> {
@@ -169,12 +221,16 @@ struct Line {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-fn panel(area: &Area<'_>, axes: &Axes<'_>, lines: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
+fn panel(
+    area: &Area<'_>,
+    axes: &Axes<'_>,
+    lines: &[Line],
+) -> Result<(), Box<dyn std::error::Error>> {
     let mut chart = ChartBuilder::on(area)
         .margin_left(12)
         .margin_right(28)
         .margin_top(6)
-        .x_label_area_size(if axes.x.is_some() { 52 } else { 30 })
+        .x_label_area_size(if axes.x.is_some() { 46 } else { 30 })
         .y_label_area_size(74)
         .build_cartesian_2d(0.0..axes.end, 0.0..axes.top)?;
     let label = ("sans-serif", 15).into_font().color(&INK);
@@ -228,7 +284,10 @@ mod tests {
 
     #[test]
     fn intervals_hold_their_requests_and_the_sum_so_far() {
-        let points = intervals(&[sample(0, 0), sample(1, 10), sample(9, 5), sample(10, 5)], 2);
+        let points = intervals(
+            &[sample(0, 0), sample(1, 10), sample(9, 5), sample(10, 5)],
+            2,
+        );
         assert_eq!(points.len(), 2);
         assert!((points[0].hit_ratio - 0.5).abs() < 1e-9);
         assert!((points[1].hit_ratio_so_far - 0.5).abs() < 1e-9);

@@ -146,7 +146,11 @@ pub(crate) struct RestOfConditions {
 
 fn per_second(amount: u64, elapsed: Duration) -> f64 {
     let seconds = elapsed.as_secs_f64();
-    if seconds > 0.0 { (amount as f64 / seconds).round() } else { 0.0 }
+    if seconds > 0.0 {
+        (amount as f64 / seconds).round()
+    } else {
+        0.0
+    }
 }
 
 impl Report {
@@ -218,7 +222,10 @@ impl Report {
             row("  stored by another worker", thousands(self.skipped_blocks));
         }
         if self.lost_after_lookup > 0 {
-            row("  found, but gone at load", thousands(self.lost_after_lookup));
+            row(
+                "  found, but gone at load",
+                thousands(self.lost_after_lookup),
+            );
         }
         if self.unsaved_blocks > 0 {
             row("  save failed", thousands(self.unsaved_blocks));
@@ -226,13 +233,44 @@ impl Report {
         row("  evicted", thousands(self.evicted_blocks));
         row("  refused for want of room", thousands(self.refused_puts));
         row("nodes lost", thousands(self.lost_nodes));
-        row("saved", format!("{} at {}", bytes(self.bytes_saved), rate(self.saved_bytes_per_second)));
-        row("loaded", format!("{} at {}", bytes(self.bytes_loaded), rate(self.loaded_bytes_per_second)));
-        row("transport", if self.transport.is_empty() { "none used".to_owned() } else { self.transport.clone() });
-        row("time", format!("{:.1} s, {:.0} requests/s", self.seconds, self.requests_per_second));
+        row(
+            "saved",
+            format!(
+                "{} at {}",
+                bytes(self.bytes_saved),
+                rate(self.saved_bytes_per_second)
+            ),
+        );
+        row(
+            "loaded",
+            format!(
+                "{} at {}",
+                bytes(self.bytes_loaded),
+                rate(self.loaded_bytes_per_second)
+            ),
+        );
+        row(
+            "transport",
+            if self.transport.is_empty() {
+                "none used".to_owned()
+            } else {
+                self.transport.clone()
+            },
+        );
+        row(
+            "time",
+            format!(
+                "{:.1} s, {:.0} requests/s",
+                self.seconds, self.requests_per_second
+            ),
+        );
 
         let mut latencies = Table::new(&["latency", "p50", "p90", "p99", "max", "count"])
-            .right(1).right(2).right(3).right(4).right(5);
+            .right(1)
+            .right(2)
+            .right(3)
+            .right(4)
+            .right(5);
         for (name, latency) in [
             ("look-up of a request", &self.lookup_us),
             ("load of a layer", &self.load_layer_us),

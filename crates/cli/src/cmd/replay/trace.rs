@@ -154,7 +154,10 @@ impl Trace {
             .collect();
         match self.skipped {
             0 => None,
-            1 => Some(format!("1 line of the trace is no request and was skipped: {}", samples[0])),
+            1 => Some(format!(
+                "1 line of the trace is no request and was skipped: {}",
+                samples[0]
+            )),
             n => Some(format!(
                 "{n} lines of the trace are no requests and were skipped, first {}",
                 samples.join("; ")
@@ -168,14 +171,19 @@ fn parse(line: &[u8]) -> Result<Line, String> {
         // The position in "at line 1 column 7" is in this line, not in the file.
         let text = error.to_string();
         match text.rsplit_once(" at line ") {
-            Some((reason, _)) if error.column() > 0 => format!("{reason} at column {}", error.column()),
+            Some((reason, _)) if error.column() > 0 => {
+                format!("{reason} at column {}", error.column())
+            }
             Some((reason, _)) => reason.to_owned(),
             None => text,
         }
     })?;
     // A month of milliseconds and more; beyond, arithmetic on times would not be safe.
     if !(0.0..=1e13).contains(&request.timestamp) {
-        return Err(format!("timestamp {} is not a time in milliseconds", request.timestamp));
+        return Err(format!(
+            "timestamp {} is not a time in milliseconds",
+            request.timestamp
+        ));
     }
     Ok(request)
 }
@@ -195,7 +203,10 @@ mod tests {
     fn requests_are_read_in_order_with_their_blocks_counted() {
         let second = r#"{"timestamp": 2000.5, "input_length": 1, "output_length": 1, "hash_ids": [0, 8, 9], "more": 1}"#;
         let trace = read(&format!("{GOOD}\n\n{second}")).expect("both are good");
-        assert_eq!((trace.len(), trace.blocks(), trace.distinct_blocks()), (2, 5, 4));
+        assert_eq!(
+            (trace.len(), trace.blocks(), trace.distinct_blocks()),
+            (2, 5, 4)
+        );
         assert_eq!(trace.ids(0), [0, 7]);
         assert_eq!(trace.ids(1), [0, 8, 9]);
         assert_eq!(trace.at(0), Duration::from_millis(1500));
@@ -237,14 +248,25 @@ mod tests {
     #[test]
     fn many_bad_lines_are_one_complaint_with_samples() {
         let text = format!("{GOOD}\n{}", "bad\n".repeat(1000));
-        let complaint = read(&text).expect("one good line").complaint().expect("bad lines");
-        assert!(complaint.starts_with("1000 lines") && complaint.len() < 300, "{complaint}");
+        let complaint = read(&text)
+            .expect("one good line")
+            .complaint()
+            .expect("bad lines");
+        assert!(
+            complaint.starts_with("1000 lines") && complaint.len() < 300,
+            "{complaint}"
+        );
     }
 
     #[test]
     fn a_trace_without_requests_is_an_error() {
         assert!(read("").expect_err("empty").to_string().contains("empty"));
-        assert!(read("\n\n").expect_err("blank").to_string().contains("empty"));
+        assert!(
+            read("\n\n")
+                .expect_err("blank")
+                .to_string()
+                .contains("empty")
+        );
         let error = read("bad\n").expect_err("no request").to_string();
         assert!(error.contains("line 1"), "{error}");
     }

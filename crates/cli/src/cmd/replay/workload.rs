@@ -96,7 +96,10 @@ impl Workload {
             let Some(place) = place else { continue };
             let Some(conversation) = place else { continue };
             let output = 20 + whole(exponential(&mut rng, 260.0)).min(2000);
-            conversation.grow(30 + whole(exponential(&mut rng, 700.0)).min(8000), &mut next_id);
+            conversation.grow(
+                30 + whole(exponential(&mut rng, 700.0)).min(8000),
+                &mut next_id,
+            );
             write_line(out, now, conversation, output, &mut next_id)?;
             written += 1;
             conversation.grow(output, &mut next_id);
@@ -123,7 +126,9 @@ fn begin(rng: &mut StdRng, prompts: &[Vec<u64>]) -> Conversation {
     Conversation {
         tokens: blocks.len() as u64 * BLOCK_TOKENS,
         blocks,
-        turns_left: 1 + u32::try_from(whole(exponential(rng, 4.0))).unwrap_or(0).min(30),
+        turns_left: 1 + u32::try_from(whole(exponential(rng, 4.0)))
+            .unwrap_or(0)
+            .min(30),
     }
 }
 
@@ -179,20 +184,35 @@ mod tests {
 
     #[test]
     fn a_seed_makes_one_trace_and_another_seed_another() {
-        let workload = Workload { requests: 200, ..Workload::default() };
+        let workload = Workload {
+            requests: 200,
+            ..Workload::default()
+        };
         assert_eq!(text(workload), text(workload));
-        assert_ne!(text(workload), text(Workload { seed: 2, ..workload }));
+        assert_ne!(
+            text(workload),
+            text(Workload {
+                seed: 2,
+                ..workload
+            })
+        );
     }
 
     #[test]
     fn ids_are_prefixes_in_arrival_order_and_many_are_shared() {
-        let text = text(Workload { requests: 1500, ..Workload::default() });
+        let text = text(Workload {
+            requests: 1500,
+            ..Workload::default()
+        });
         let trace = Trace::read(&text[..], true).expect("every line is a request");
         assert_eq!(trace.len(), 1500);
         let mut before: HashMap<u64, Option<u64>> = HashMap::new();
         let mut at = std::time::Duration::ZERO;
         for request in 0..trace.len() {
-            assert!(trace.at(request) >= at, "request {request} comes after the one before");
+            assert!(
+                trace.at(request) >= at,
+                "request {request} comes after the one before"
+            );
             at = trace.at(request);
             let mut previous = None;
             for &id in trace.ids(request) {
@@ -202,6 +222,9 @@ mod tests {
             }
         }
         let shared = 1.0 - trace.distinct_blocks() as f64 / trace.blocks() as f64;
-        assert!((0.4..0.95).contains(&shared), "{shared} of the blocks came before");
+        assert!(
+            (0.4..0.95).contains(&shared),
+            "{shared} of the blocks came before"
+        );
     }
 }

@@ -1,0 +1,126 @@
+//! Processes end when they should, in time, and leave nothing behind.
+
+mod common;
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{
+    Cluster, Running, Scene, alive, children_of, eventually, finish_child, layercake, run,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_signal_ends_master_and_node_cleanly_and_silently() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut cluster = Cluster::start(2, "4MiB", "");
+        let node = cluster.nodes.pop().expect("two");
+        node.signal(signal);
+        let (status, err) = node.end(STOP_WITHIN);
+        assert!(status.success(), "{status}: {err}");
+        assert_eq!(err, "");
+        // It unmounted on its way out: the master does not wait for its time to live.
+        let segments = run(&format!("segments --json --master {}", cluster.address))
+            .ok()
+            .json();
+        assert_eq!(segments["segments"].as_array().map(Vec::len), Some(1));
+        let health = run(&format!("health --json --master {}", cluster.address))
+            .ok()
+            .json();
+        assert_eq!(health["lost_nodes"], 0);
+
+        let Cluster { master, nodes, .. } = cluster;
+        master.signal(signal);
+        let (status, err) = master.end(STOP_WITHIN);
+        assert!(status.success(), "{status}: {err}");
+        assert_eq!(err, "");
+        // A node whose master is gone still ends in time.
+        for node in nodes {
+            node.signal(signal);
+            let (status, err) = node.end(STOP_WITHIN);
+            assert!(status.success(), "{status}: {err}");
+        }
+    }
+}
+
+#[test]
+fn a_closed_standard_input_ends_them_too() {
+    let cluster = Cluster::start(1, "4MiB", "");
+    let Cluster {
+        mut master, nodes, ..
+    } = cluster;
+    for mut node in nodes {
+        node.close_stdin();
+        assert!(node.end(STOP_WITHIN).0.success());
+    }
+    master.close_stdin();
+    assert!(master.end(STOP_WITHIN).0.success());
+}
+
+#[test]
+fn a_node_that_was_killed_is_lost_and_its_successor_takes_its_name() {
+    let mut cluster = Cluster::start(1, "4MiB", "--client-ttl 1s");
+    cluster.nodes[0].signal(Signal::KILL);
+    cluster.nodes.clear();
+    eventually("the master notices", || {
+        let said = run(&format!("health --json --master {}", cluster.address));
+        said.json()["lost_nodes"] == 1
+    });
+    let next = Running::start(&format!(
+        "node --master {} --name node-1 --capacity 4MiB",
+        cluster.address
+    ));
+    let health = run(&format!("health --json --master {}", cluster.address))
+        .ok()
+        .json();
+    assert_eq!(
+        (&health["segments"], &health["lost_nodes"]),
+        (&1.into(), &1.into())
+    );
+    drop(next);
+}
+
+/// A replay that goes on for long, paced by its trace, and the processes it started.
+fn long_replay(scene: &Scene) -> (std::process::Child, Vec<u32>) {
+    let child = layercake(&format!(
+        "replay {} --layers 2 --entry-bytes 64 --workers 2 --nodes 2 --speed 0.01",
+        scene.trace.display()
+    ))
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("starts");
+    let mut children = Vec::new();
+    eventually("master, nodes and workers run", || {
+        children = children_of(child.id());
+        children.len() == 5
+    });
+    (child, children)
+}
+
+#[test]
+fn no_child_outlives_a_replay_that_was_killed() {
+    let scene = Scene::workload(50, 1);
+    let (mut replay, children) = long_replay(&scene);
+    replay.kill().expect("it runs");
+    replay.wait().expect("our child");
+    eventually("all children are gone", || {
+        !children.iter().any(|child| alive(*child))
+    });
+}
+
+#[test]
+fn a_signal_ends_a_replay_and_its_children() {
+    let scene = Scene::workload(50, 1);
+    let (replay, children) = long_replay(&scene);
+    let begun = Instant::now();
+    kill_process(Pid::from_child(&replay), Signal::TERM).expect("it runs");
+    let text = finish_child(replay).refused();
+    assert!(text.contains("interrupted"), "{text}");
+    assert!(begun.elapsed() < STOP_WITHIN);
+    eventually("all children are gone", || {
+        !children.iter().any(|child| alive(*child))
+    });
+}
