@@ -20,10 +20,10 @@ use super::effects::{Effects, Reason};
 use super::groups::{Group, Handle};
 use super::moment::Moment;
 use super::placement::{Placed, Placement};
-use super::shard::{Standing, Victim};
+use super::shard::{Key, Standing, Victim};
 
 /// Objects that one background step evicts at most.
-const STEP: usize = 16_384;
+const STEP: u64 = 16_384;
 
 /// Objects that are evicted under one hold of a shard's lock.
 const RUN: usize = 64;
@@ -45,7 +45,7 @@ pub(super) struct Pressure {
 #[derive(Clone, Copy, Debug)]
 struct Goal {
     bytes: u64,
-    objects: usize,
+    objects: u64,
 }
 
 impl State {
@@ -81,7 +81,7 @@ impl State {
             }
             let goal = Goal {
                 bytes: step,
-                objects: usize::MAX,
+                objects: u64::MAX,
             };
             let bytes = self.evict(now, goal, Reason::Allocation);
             if bytes == 0 {
@@ -153,20 +153,15 @@ impl State {
         reason: Reason,
         effects: &mut Effects,
     ) -> bool {
-        let first = (0, 0);
-        let mut heads = BinaryHeap::with_capacity(self.shards.len());
-        for number in 0..self.shards.len() {
-            // Nothing stands before the first key, so this only looks.
-            let head = self
-                .shard(number)
-                .evict_next(now, soft, first, reason, effects);
-            if let Victim::Beyond(key) = head {
-                heads.push(Reverse((key, number)));
-            }
-        }
-        let gone = |effects: &Effects| effects.gone[reason as usize].objects as usize;
-        let done =
-            |effects: &Effects| effects.freed_bytes >= goal.bytes || gone(effects) >= goal.objects;
+        // Stands before everything: the real key of such a shard is not known yet.
+        let unknown: Key = (0, 0);
+        let mut heads: BinaryHeap<_> = (0..self.shards.len())
+            .map(|number| Reverse((unknown, number)))
+            .collect();
+        let done = |effects: &Effects| {
+            let objects = effects.gone[reason as usize].objects;
+            effects.freed_bytes >= goal.bytes || objects >= goal.objects
+        };
         while let Some(Reverse((_, number))) = heads.pop() {
             let limit = heads.peek().map_or((u64::MAX, u32::MAX), |head| head.0.0);
             let mut shard = self.shard(number);
@@ -174,24 +169,23 @@ impl State {
                 if done(effects) {
                     return true;
                 }
-                if turn == RUN {
-                    heads.push(Reverse((first, number)));
-                    break;
-                }
-                match shard.evict_next(now, soft, limit, reason, effects) {
-                    Victim::Gone => {}
-                    Victim::Nobody => break,
-                    Victim::Beyond(key) => {
-                        heads.push(Reverse((key, number)));
-                        break;
-                    }
+                let victim = if turn < RUN {
+                    shard.evict_next(now, soft, limit, reason, effects)
+                } else {
+                    Victim::Again
+                };
+                match victim {
+                    Victim::Gone => continue,
+                    Victim::Nobody => {}
+                    Victim::Beyond(key) => heads.push(Reverse((key, number))),
+                    Victim::Again => heads.push(Reverse((unknown, number))),
                     Victim::Member(member, group) => {
                         drop(shard);
                         self.evict_group(now, member, &group, reason, effects);
-                        heads.push(Reverse((first, number)));
-                        break;
+                        heads.push(Reverse((unknown, number)));
                     }
                 }
+                break;
             }
         }
         done(effects)

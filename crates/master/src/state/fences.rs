@@ -182,14 +182,19 @@ impl Fences {
                 });
             }
         }
-        drops.retain(|id| fences.keys().any(|(drop, _)| drop == id));
         for ((drop, _), id) in fences {
             if let Some(withdrawal) = self.withdrawals.get_mut(&drop) {
                 withdrawal.fences.insert(id);
             }
             events.push(self.fences[&id].command(id));
         }
-        events.extend(drops.iter().map(|id| self.withdrawals[id].command(*id)));
+        for id in drops {
+            if self.withdrawals[&id].fences.is_empty() {
+                self.withdrawals.remove(&id);
+            } else {
+                events.push(self.withdrawals[&id].command(id));
+            }
+        }
     }
 
     /// A member answers a command. `attached`: the writer's process still maps the segment.

@@ -380,3 +380,8 @@ pub(crate) fn object(key: &ObjectKey, generation: Generation) -> ObjectRef {
         generation,
     }
 }
+
+/// Payload bytes of an object whose place takes this many granules, short keys and default headers given.
+pub(crate) fn granules(n: u64) -> u64 {
+    n * GRANULE - 1024
+}

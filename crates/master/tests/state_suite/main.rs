@@ -1,5 +1,13 @@
 //! The state machine as its shell sees it: rules of sessions, leases, eviction, placement and membership,
 //! and its behaviour as a whole against a simple model.
 
+mod eviction;
+mod fences;
 mod harness;
+mod leases;
+mod members;
+mod model;
+mod placement;
+mod reports;
 mod sessions;
+mod threads;

@@ -34,6 +34,7 @@ pub(crate) use entry::{Entry, HARD_PINNED, Phase, Place, Places, SOFT_PINNED};
 use entry::{HAS_READERS, REPLACEMENT};
 pub(crate) use order::{Standing, Victim};
 pub(crate) use put::{Open, Reservation};
+pub(crate) use queue::Key;
 use queue::SlotHeap;
 pub(crate) use scan::Departure;
 use slab::Slab;

@@ -14,6 +14,9 @@ use super::{Effects, Reason, Shard};
 use crate::state::groups::{Group, Handle};
 use crate::state::moment::Moment;
 
+/// Entries that are moved between queues under one hold of the lock.
+const MOVES: u32 = 256;
+
 /// A soft pin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pin {
@@ -28,6 +31,8 @@ pub(crate) struct Pin {
 pub(crate) enum Victim {
     /// Nothing.
     Nobody,
+    /// Not known yet: so much had to be set aside that others should get the lock first.
+    Again,
     /// The next one stands behind the limit, here.
     Beyond(Key),
     /// It went.
@@ -141,11 +146,13 @@ impl Shard {
         self.slab[slot].flags &= !SOFT_PINNED;
     }
 
-    /// Puts entries back whose pin or lease has ended.
-    fn settle_queues(&mut self, now: Moment) {
+    /// Puts entries back whose pin or lease has ended, as far as `moves` goes.
+    fn settle_queues(&mut self, now: Moment, moves: &mut u32) {
         while let Some((until, slot)) = self.pin_ends.first().copied()
             && until <= now
+            && *moves > 0
         {
+            *moves -= 1;
             self.unpin(slot);
             if self.slab[slot].queue == Queue::Soft {
                 self.leave_queue(slot);
@@ -154,7 +161,9 @@ impl Shard {
         }
         while let Some(((due, _), slot)) = self.parked.first()
             && due <= now.as_micros()
+            && *moves > 0
         {
+            *moves -= 1;
             let end = self.lease_end(slot);
             if end > now {
                 self.parked
@@ -175,8 +184,10 @@ impl Shard {
         reason: Reason,
         effects: &mut Effects,
     ) -> Victim {
-        self.settle_queues(now);
-        loop {
+        let mut moves = MOVES;
+        self.settle_queues(now, &mut moves);
+        while moves > 0 {
+            moves -= 1;
             let heap = if soft {
                 &mut self.soft
             } else {
@@ -206,6 +217,7 @@ impl Shard {
             self.retire(now, slot, reason, effects);
             return Victim::Gone;
         }
+        Victim::Again
     }
 
     /// How a member of a group stands; `None`: it is gone.

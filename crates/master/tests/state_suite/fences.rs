@@ -1,0 +1,269 @@
+//! Memory of writers that never finished: when it is used again.
+
+use layercake_protocol::command::{DropSessions, Fence, FenceId};
+
+use crate::harness::*;
+
+struct Scene {
+    world: World,
+    node: Node,
+    writer: Caller,
+    key: ObjectKey,
+    lost: PutStarted,
+    fence: Fence,
+    drop: DropSessions,
+}
+
+fn commands(world: &World) -> (Vec<(ClientId, Fence)>, Vec<(ClientId, DropSessions)>) {
+    let (mut fences, mut drops) = (Vec::new(), Vec::new());
+    for event in world.state.take_events() {
+        match event {
+            Event::Fence { to, fence } => fences.push((to, fence)),
+            Event::DropSessions { to, drop } => drops.push((to, drop)),
+            _ => {}
+        }
+    }
+    (fences, drops)
+}
+
+/// A reservation was taken over; the commands are out.
+fn scene() -> Scene {
+    let world = World::with(StateConfig::default());
+    let node = world.node("n", 64 * GRANULE);
+    let (writer, other) = (world.client(), world.client());
+    let key = key("k");
+    let lost = world.put(&writer, &key, granules(8)).unwrap();
+    world.pass(30 * SECOND);
+    world.put(&other, &key, granules(8)).unwrap();
+    let (mut fences, mut drops) = commands(&world);
+    let (to, fence) = fences.pop().unwrap();
+    assert_eq!(to, node.client);
+    let (to, drop) = drops.pop().unwrap();
+    assert_eq!(to, writer.client);
+    assert!(fences.is_empty() && drops.is_empty());
+    Scene {
+        world,
+        node,
+        writer,
+        key,
+        lost,
+        fence,
+        drop,
+    }
+}
+
+impl Scene {
+    fn node_done(&self, attached: bool) {
+        let State { .. } = &self.world.state;
+        self.answer(self.node.client, self.fence.id, attached);
+    }
+
+    fn writer_done(&self) {
+        self.answer(self.writer.client, self.drop.id, false);
+    }
+
+    fn answer(&self, client: ClientId, id: FenceId, attached: bool) {
+        let world = &self.world;
+        world.state.fence_done(world.now(), client, id, attached);
+    }
+
+    fn is_held(&self) -> bool {
+        let held = self.world.quarantined();
+        assert!([0, 8 * GRANULE].contains(&held));
+        assert_eq!(held > 0, self.world.state.gauges().fences > 0);
+        held > 0
+    }
+}
+
+#[test]
+fn the_commands_name_what_is_meant() {
+    let scene = scene();
+    let replica = scene.lost.replicas[0];
+    let fence = &scene.fence;
+    assert_eq!(fence.segment, replica.segment);
+    assert_eq!(fence.writer, scene.writer.client);
+    assert_eq!(fence.engine, scene.writer.location.map(|l| l.engine));
+    let [place] = fence.places[..] else {
+        panic!("one place expected, not {:?}", fence.places);
+    };
+    assert_eq!(place.offset, replica.offset);
+    assert_eq!(place.len, u64::from(replica.header_len) + granules(8));
+    assert!(
+        place.generation > scene.lost.generation,
+        "the old writer is shut out"
+    );
+    assert_eq!(
+        scene.drop.objects,
+        [object(&scene.key, scene.lost.generation)]
+    );
+    // Whoever gets the place next may write: its number is above the barrier.
+    let next = scene.world.store(&scene.writer, &key("next"), 10);
+    assert!(next.generation > place.generation);
+}
+
+#[test]
+fn the_node_frees_it_when_the_writer_is_not_attached() {
+    let scene = scene();
+    assert!(scene.is_held());
+    scene.node_done(true);
+    assert!(scene.is_held(), "the writer still maps the segment");
+    scene.node_done(false);
+    assert!(!scene.is_held());
+    scene.node_done(false);
+    scene.writer_done();
+}
+
+#[test]
+fn node_and_writer_together_free_it_in_either_order() {
+    let first = scene();
+    first.node_done(true);
+    first.writer_done();
+    assert!(!first.is_held());
+    let second = scene();
+    second.writer_done();
+    assert!(
+        second.is_held(),
+        "writes through the owner are not shut out yet"
+    );
+    second.node_done(true);
+    assert!(!second.is_held());
+}
+
+#[test]
+fn answers_of_others_free_nothing() {
+    let scene = scene();
+    scene.answer(scene.writer.client, scene.fence.id, false);
+    scene.answer(scene.node.client, scene.drop.id, false);
+    scene.answer(ClientId(99), scene.fence.id, false);
+    scene.answer(scene.node.client, 12345, false);
+    assert!(scene.is_held());
+    let other = scene.world.client();
+    let forged = scene.world.revoke(&other, &scene.key, &scene.lost);
+    assert_eq!(forged, Err(Refusal::Superseded));
+    assert!(scene.is_held());
+}
+
+#[test]
+fn the_writer_s_revoke_or_leave_frees_it() {
+    let revoked = scene();
+    let answer = revoked
+        .world
+        .revoke(&revoked.writer, &revoked.key, &revoked.lost);
+    assert_eq!(answer, Err(Refusal::Superseded));
+    assert!(!revoked.is_held());
+    let left = scene();
+    left.world.state.leave(left.world.now(), left.writer.client);
+    assert!(!left.is_held());
+}
+
+#[test]
+fn commands_are_sent_again_until_they_are_answered() {
+    let scene = scene();
+    let world = &scene.world;
+    world.tick();
+    assert_eq!(commands(world), (vec![], vec![]));
+    world.pass(10 * SECOND);
+    world.tick();
+    let fence = (scene.node.client, scene.fence.clone());
+    let drop = (scene.writer.client, scene.drop.clone());
+    assert_eq!(commands(world), (vec![fence.clone()], vec![drop.clone()]));
+    // A member that connects anew is told at once.
+    let endpoint = scene.node.segment.endpoint.clone();
+    let joined = world
+        .state
+        .join(world.now(), scene.node.client, "n", Some(endpoint));
+    assert!(!joined.fresh);
+    assert_eq!(commands(world), (vec![fence], vec![]));
+    scene.node_done(true);
+    world.pass(10 * SECOND);
+    world.tick();
+    assert_eq!(
+        commands(world),
+        (vec![], vec![drop]),
+        "only what is not answered"
+    );
+    scene.writer_done();
+    world.pass(100 * SECOND);
+    world.tick();
+    assert_eq!(commands(world), (vec![], vec![]));
+}
+
+#[test]
+fn a_dead_writer_is_fenced_everywhere_at_once() {
+    let world = World::with(StateConfig::default());
+    let nodes: Vec<_> = (0..3)
+        .map(|n| world.node(&format!("n{n}"), 256 * GRANULE))
+        .collect();
+    let writer = world.client();
+    let two = ReplicateConfig {
+        replicas: 2,
+        ..ReplicateConfig::default()
+    };
+    for key in keys("k", 0..30) {
+        let put = PutStart::new(key, granules(2));
+        world.put_with(&writer, put, &two).unwrap();
+    }
+    for _ in 0..10 {
+        world.skip(SECOND);
+        for node in &nodes {
+            world.state.heartbeat(world.now(), node.client, &[]);
+        }
+    }
+    world.tick();
+    let (fences, drops) = commands(&world);
+    assert_eq!(fences.len(), 3, "one command a segment");
+    let places: usize = fences.iter().map(|(_, fence)| fence.places.len()).sum();
+    assert_eq!((places, drops.len()), (60, 1));
+    assert_eq!(drops[0].1.objects.len(), 30);
+    assert_eq!(world.quarantined(), world.used());
+    assert_eq!(world.used(), 120 * GRANULE);
+    for (to, fence) in fences {
+        world.state.fence_done(world.now(), to, fence.id, false);
+    }
+    assert_eq!(world.used(), 0);
+    assert_eq!(world.count(&keys("k", 0..30)), 0);
+}
+
+#[test]
+fn many_sessions_make_commands_that_fit_a_message() {
+    let world = World::with(StateConfig::default());
+    let node = world.node("n", 8192 * GRANULE);
+    let writer = world.client();
+    let puts = keys("k", 0..5000)
+        .into_iter()
+        .map(|key| PutStart::new(key, granules(1)))
+        .collect();
+    let config = ReplicateConfig::default();
+    let answers = world.put_batch(&writer, puts, &config, Recency::default());
+    assert!(answers.iter().all(Result::is_ok));
+    for _ in 0..10 {
+        world.skip(SECOND);
+        world.state.heartbeat(world.now(), node.client, &[]);
+    }
+    world.tick();
+    let (fences, drops) = commands(&world);
+    assert!(fences.iter().all(|(_, fence)| fence.places.len() <= 1024));
+    assert!(drops.iter().all(|(_, drop)| drop.objects.len() <= 1024));
+    let places: usize = fences.iter().map(|(_, fence)| fence.places.len()).sum();
+    assert_eq!(places, 5000);
+    for (to, fence) in fences {
+        world.state.fence_done(world.now(), to, fence.id, false);
+    }
+    assert_eq!(world.used(), 0);
+}
+
+#[test]
+fn a_segment_that_goes_takes_its_fences_along() {
+    let scene = scene();
+    scene
+        .world
+        .state
+        .leave(scene.world.now(), scene.node.client);
+    let gauges = scene.world.state.gauges();
+    assert_eq!(
+        (gauges.fences, gauges.segments, gauges.used_bytes),
+        (0, 0, 0)
+    );
+    scene.node_done(false);
+    scene.writer_done();
+}
