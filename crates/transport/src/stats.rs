@@ -4,6 +4,7 @@
 //! counting never allocates, locks or fails. A snapshot is not a cut through time, each number only
 //! grows, and gauges may be off by what is under way.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -63,6 +64,23 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Something that exists, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<AtomicU64>);
+
+impl Counted {
+    fn new(gauge: &Arc<AtomicU64>) -> Self {
+        gauge.fetch_add(1, Relaxed);
+        Self(Arc::clone(gauge))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 /// The live counters of one engine.
 #[derive(Debug, Default)]
 pub(crate) struct StatsTable {
@@ -72,7 +90,8 @@ pub(crate) struct StatsTable {
     security_refusals: AtomicU64,
     malformed: AtomicU64,
     untrusted: AtomicU64,
-    tcp_connections: AtomicU64,
+    tcp_connections: Arc<AtomicU64>,
+    tcp_peers: Arc<AtomicU64>,
 }
 
 impl StatsTable {
@@ -106,12 +125,14 @@ impl StatsTable {
         self.untrusted.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn connection_opened(&self) {
-        self.tcp_connections.fetch_add(1, Relaxed);
+    /// Counts a TCP connection for as long as the guard lives.
+    pub(crate) fn connection(&self) -> Counted {
+        Counted::new(&self.tcp_connections)
     }
 
-    pub(crate) fn connection_closed(&self) {
-        self.tcp_connections.fetch_sub(1, Relaxed);
+    /// Counts a TCP peer for as long as the guard lives.
+    pub(crate) fn peer(&self) -> Counted {
+        Counted::new(&self.tcp_peers)
     }
 
     pub(crate) fn snapshot(&self, regions: u64) -> Stats {
@@ -141,6 +162,7 @@ impl StatsTable {
             malformed: self.malformed.load(Relaxed),
             untrusted: self.untrusted.load(Relaxed),
             tcp_connections: self.tcp_connections.load(Relaxed),
+            tcp_peers: self.tcp_peers.load(Relaxed),
             regions,
         }
     }
@@ -199,6 +221,8 @@ pub struct Stats {
     pub untrusted: u64,
     /// TCP connections open now, in either role.
     pub tcp_connections: u64,
+    /// Peers that this engine keeps state for now, because it sends to them over TCP.
+    pub tcp_peers: u64,
     /// Regions registered now.
     pub regions: u64,
 }

@@ -26,6 +26,7 @@ use super::payload::{Discard, PayloadCursor};
 use super::raw::Span;
 use crate::backend::Context;
 use crate::batch::Direction;
+use crate::stats::Counted;
 
 /// Why a connection is closed.
 #[derive(Debug, Error)]
@@ -89,6 +90,7 @@ pub(super) struct Conn {
     places: Vec<Span>,
     /// Received since answers were sent last.
     unanswered: usize,
+    _counted: Counted,
 }
 
 /// Answers to reads that may wait to be sent.
@@ -110,7 +112,7 @@ impl Conn {
         context: Arc<Context>,
         now: Instant,
     ) -> Self {
-        context.stats.connection_opened();
+        let counted = context.stats.connection();
         Self {
             stream,
             peer,
@@ -131,11 +133,8 @@ impl Conn {
             spare: Vec::new(),
             places: Vec::new(),
             unanswered: 0,
+            _counted: counted,
         }
-    }
-
-    pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -461,12 +460,6 @@ impl Conn {
             }
             Closed::ByPeer | Closed::Broken(_) | Closed::TurnedAway(_) | Closed::Stalled => {}
         }
-    }
-}
-
-impl Drop for Conn {
-    fn drop(&mut self) {
-        self.context.stats.connection_closed();
     }
 }
 

@@ -220,11 +220,11 @@ impl Lane {
         for (run, error) in stopped {
             run.fail(error);
         }
-        if let Some(error) = failed {
+        if let Some((error, was_up)) = failed {
             for frame in &mut lost {
                 frame.deliver(Some(error));
             }
-            for run in self.peer.lane_ends() {
+            for run in self.peer.lane_fails(was_up) {
                 run.fail(error);
             }
         }

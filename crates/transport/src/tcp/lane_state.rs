@@ -21,6 +21,7 @@ use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
 use crate::batch::Direction;
 use crate::error::PieceError;
+use crate::stats::Counted;
 
 /// What a turn brought to an end; results are given when no lock is held.
 #[derive(Debug, Default)]
@@ -31,15 +32,15 @@ pub(super) struct Settled {
     pub(super) lost: Vec<Frame>,
     /// Runs that were stopped before all of them was sent.
     pub(super) stopped: Vec<(Run, PieceError)>,
-    /// The lane went down.
-    pub(super) failed: Option<PieceError>,
+    /// The lane went down; whether it was connected.
+    pub(super) failed: Option<(PieceError, bool)>,
 }
 
 #[derive(Debug)]
 pub(super) struct LaneState {
     link: Link,
-    /// Counted by the peer as one of its live lanes.
-    live: bool,
+    /// Counted by the peer as one of its live lanes, and as a connection.
+    live: Option<Counted>,
     closed: bool,
     out: OutQueue,
     inbuf: InBuf,
@@ -68,7 +69,7 @@ impl LaneState {
     pub(super) fn new() -> Self {
         Self {
             link: Link::Down,
-            live: false,
+            live: None,
             closed: false,
             out: OutQueue::default(),
             inbuf: InBuf::new(),
@@ -130,19 +131,20 @@ impl LaneState {
 
     /// Goes down. What was in flight is lost. The socket is closed when this returns.
     pub(super) fn fail(&mut self, error: PieceError, settled: &mut Settled) {
-        if !self.live {
+        if self.live.is_none() {
             return;
         }
-        self.live = false;
+        let was_up = self.is_up();
         if let Some(stream) = self.link.take() {
             socket::abort(stream);
         }
+        self.live = None;
         self.out = OutQueue::default();
         self.inbuf = InBuf::new();
         self.answer = Answer::default();
         self.in_flight = 0;
         settled.lost.extend(self.frames.drain(..));
-        settled.failed = Some(error);
+        settled.failed = Some((error, was_up));
     }
 
     /// Goes down and stays there.
@@ -191,6 +193,7 @@ impl LaneState {
             if !link.advance(expected, context, out, inbuf, spans)? {
                 return Ok(false);
             }
+            lane.peer().lane_is_up();
             self.last_progress = now;
         }
         let mut moved = 0;
@@ -207,7 +210,7 @@ impl LaneState {
 
     fn connect(&mut self, lane: &Lane, context: &Context, now: Instant) -> Result<(), PieceError> {
         lane.peer().lane_begins();
-        self.live = true;
+        self.live = Some(context.stats.connection());
         self.readable = true;
         self.writable = true;
         self.hung_up = false;

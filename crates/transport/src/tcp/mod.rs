@@ -224,3 +224,6 @@ impl fmt::Debug for TcpBackend {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

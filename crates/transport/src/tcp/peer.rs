@@ -19,6 +19,7 @@ use super::lane::Lane;
 use super::work::{FrameOp, Next, Run, WireScratch, WorkQueue};
 use crate::error::PieceError;
 use crate::job::Job;
+use crate::stats::{Counted, StatsTable};
 
 /// Which peer: the engine, and where it is reached.
 pub(super) type PeerKey = (EngineId, SocketAddr);
@@ -27,6 +28,7 @@ pub(super) type PeerKey = (EngineId, SocketAddr);
 pub(super) struct PeerShared {
     pub(super) engine: EngineId,
     pub(super) addr: SocketAddr,
+    _counted: Counted,
     state: Mutex<PeerState>,
 }
 
@@ -35,15 +37,25 @@ struct PeerState {
     queue: WorkQueue,
     /// Lanes that are connected or on the way there.
     live: usize,
+    /// Those of them that are connected.
+    up: usize,
     /// Set once; a retired peer takes no work.
     retired: bool,
 }
 
+impl PeerState {
+    fn end(&mut self, was_up: bool) {
+        self.live = self.live.saturating_sub(1);
+        self.up = self.up.saturating_sub(usize::from(was_up));
+    }
+}
+
 impl PeerShared {
-    pub(super) fn new(engine: EngineId, addr: SocketAddr) -> Self {
+    pub(super) fn new(engine: EngineId, addr: SocketAddr, stats: &StatsTable) -> Self {
         Self {
             engine,
             addr,
+            _counted: stats.peer(),
             state: Mutex::default(),
         }
     }
@@ -56,25 +68,28 @@ impl PeerShared {
         self.state.lock().queue.next(now, wire, ops)
     }
 
+    /// A lane sets out to connect.
     pub(super) fn lane_begins(&self) {
         self.state.lock().live += 1;
     }
 
-    /// A lane that had begun has ended, while nothing was in flight on it. Work waits for the next.
-    pub(super) fn lane_leaves(&self) {
-        let mut state = self.state.lock();
-        state.live = state.live.saturating_sub(1);
+    /// A lane that had set out is connected.
+    pub(super) fn lane_is_up(&self) {
+        self.state.lock().up += 1;
     }
 
-    /// A lane that had begun has failed. Returns what nobody will carry any more.
-    pub(super) fn lane_ends(&self) -> Vec<Run> {
+    /// A connected lane has ended, while nothing was in flight on it. Work waits for the next.
+    pub(super) fn lane_leaves(&self) {
+        self.state.lock().end(true);
+    }
+
+    /// A lane has failed. Returns what nobody will carry any more: when no lane is left, and also when
+    /// the last connected one failed, since what became of the peer is then known better by it than by
+    /// those which still try to connect.
+    pub(super) fn lane_fails(&self, was_up: bool) -> Vec<Run> {
         let mut state = self.state.lock();
-        state.live = state.live.saturating_sub(1);
-        if state.live == 0 {
-            state.queue.drain()
-        } else {
-            Vec::new()
-        }
+        state.end(was_up);
+        if state.live == 0 || (was_up && state.up == 0) { state.queue.drain() } else { Vec::new() }
     }
 
     pub(super) fn expired(&self, now: Instant) -> Vec<(Run, PieceError)> {

@@ -50,7 +50,7 @@ impl Peers {
     }
 
     fn create(&self, engine: EngineId, addr: SocketAddr, loops: &[Arc<LoopShared>]) -> Peer {
-        let shared = Arc::new(PeerShared::new(engine, addr));
+        let shared = Arc::new(PeerShared::new(engine, addr, &self.context.stats));
         let lane = |number: usize| {
             let token = next_token();
             // Tokens are spread evenly, and so are the lanes of many peers.
