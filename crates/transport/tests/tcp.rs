@@ -13,7 +13,8 @@ use layercake_transport::{
     Outcome, PieceError, Transfer, TransportKind, TransportSet,
 };
 
-use shm_support::{LIMIT, Remote, eventually, pattern, submit, transfer};
+use layercake_transport::testing::pattern::bytes as pattern;
+use shm_support::{LIMIT, Remote, eventually, submit, transfer};
 
 fn config() -> EngineConfig {
     EngineConfig { transports: TransportSet::only(TransportKind::Tcp), ..EngineConfig::default() }

@@ -9,7 +9,8 @@ use layercake_transport::{
     Transfer, TransportKind, TransportSet,
 };
 
-use shm_support::{Child, LIMIT, ROLE, Remote, eventually, listen, pattern, submit, tell};
+use layercake_transport::testing::pattern::bytes as pattern;
+use shm_support::{Child, LIMIT, ROLE, Remote, eventually, listen, submit, tell};
 
 const SIZE: u64 = 64 << 20;
 

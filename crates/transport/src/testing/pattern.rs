@@ -1,14 +1,15 @@
 //! Random bytes that can be compared in full and made again from their seed.
 
-use rand::rngs::SmallRng;
-use rand::{Rng as _, SeedableRng as _};
-
 use crate::memory::Memory;
 
 /// `len` random bytes of this seed.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    SmallRng::seed_from_u64(seed).fill_bytes(&mut bytes);
+    // A hash's output stream: fast even in a build without optimisation, as it is in every one of them.
+    blake3::Hasher::new()
+        .update(&seed.to_le_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
     bytes
 }
 
