@@ -1,11 +1,14 @@
 //! Calls for people and tools: unary, beside the stream.
 
-use layercake_protocol::convert::{MAX_MESSAGE_BYTES, TICKET_METADATA, encode_ticket};
+use layercake_protocol::convert::{
+    MAX_MESSAGE_BYTES, TICKET_METADATA, decode_status, encode_ticket,
+};
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::report::{SegmentStat, Status as MasterStatus};
 use layercake_protocol::wire;
 use layercake_protocol::wire::master_client::MasterClient;
+use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -88,28 +91,43 @@ impl MasterLink {
         self.checked(answer.try_into())
     }
 
-    async fn unary<Q, A>(
+    async fn unary<Q: Clone, A>(
         &self,
         request: Q,
-        call: impl AsyncFnOnce(MasterClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+        call: impl AsyncFn(MasterClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, StoreError> {
         let shared = self.shared();
         let within = shared.config.timeouts.call;
-        let deadline = tokio::time::Instant::now() + within;
-        let connection = shared.ready(false, deadline).await?;
-        let client = MasterClient::new(connection.channel.clone())
-            .max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let mut request = Request::new(request);
-        request
-            .metadata_mut()
-            .insert(TICKET_METADATA, encode_ticket(&connection.ticket));
-        match tokio::time::timeout_at(deadline, call(client, request)).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(shared.status_error(&status)),
-            Err(_) => Err(StoreError::MasterTimeout {
-                master: shared.master.clone(),
-                after: within,
-            }),
+        let deadline = Instant::now() + within;
+        let mut renewed = false;
+        loop {
+            let connection = shared.ready(renewed, deadline).await?;
+            let client = MasterClient::new(connection.channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let mut request = Request::new(request.clone());
+            request
+                .metadata_mut()
+                .insert(TICKET_METADATA, encode_ticket(&connection.ticket));
+            match timeout_at(deadline, call(client, request)).await {
+                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                // A ticket that was not shown for long is forgotten: greet anew for another.
+                Ok(Err(status))
+                    if !renewed && decode_status(&status) == Some(Refusal::Unauthenticated) =>
+                {
+                    renewed = true;
+                    connection.stop.cancel();
+                    if timeout_at(deadline, connection.ended()).await.is_err() {
+                        return Err(shared.unreachable("the connection is ending".to_owned()));
+                    }
+                }
+                Ok(Err(status)) => return Err(shared.status_error(&status)),
+                Err(_) => {
+                    return Err(StoreError::MasterTimeout {
+                        master: shared.master.clone(),
+                        after: within,
+                    });
+                }
+            }
         }
     }
 

@@ -62,9 +62,10 @@ impl Fences {
         counts: Arc<FenceCounts>,
     ) -> Result<Self, StoreError> {
         let (raised, arrived) = mpsc::sync_channel(QUEUE);
+        let answers = link.clone();
         let keeper = Keeper {
-            engine,
-            link: link.clone(),
+            quiet: move |writer, wait| engine.wait_quiet(writer, wait),
+            answer: move |command, attached| answers.fence_done(command, attached),
             counts,
             waiting: BTreeMap::new(),
         };
@@ -101,15 +102,21 @@ impl Fences {
     }
 }
 
-struct Keeper {
-    engine: Engine,
-    link: MasterLink,
+/// What the thread knows. `quiet` waits until the copies of a writer that had begun are over, and says
+/// whether that came about; `answer` tells the master.
+struct Keeper<Q, A> {
+    quiet: Q,
+    answer: A,
     counts: Arc<FenceCounts>,
     /// Fences that were answered with "attached", by engine.
     waiting: BTreeMap<Option<EngineId>, HashSet<CommandId>>,
 }
 
-impl Keeper {
+impl<Q, A> Keeper<Q, A>
+where
+    Q: Fn(Option<EngineId>, Duration) -> bool,
+    A: Fn(CommandId, bool),
+{
     fn run(mut self, arrived: &mpsc::Receiver<Raised>) {
         loop {
             let first = if self.waiting.is_empty() {
@@ -134,9 +141,15 @@ impl Keeper {
             by_engine.entry(engine).or_default().push(command);
         }
         for (engine, commands) in by_engine {
-            let quiet = self.engine.wait_quiet(engine, FIRST_WAIT);
+            // Whoever stands still already is not waited for again.
+            let wait = if self.waiting.contains_key(&engine) {
+                NEXT_WAIT
+            } else {
+                FIRST_WAIT
+            };
+            let quiet = (self.quiet)(engine, wait);
             for command in commands {
-                self.link.fence_done(command, !quiet);
+                (self.answer)(command, !quiet);
                 if quiet {
                     self.counts.done.fetch_add(1, Ordering::Relaxed);
                 } else {
@@ -149,12 +162,12 @@ impl Keeper {
     }
 
     fn look_again(&mut self) {
-        let (engine, link, counts) = (&self.engine, &self.link, &self.counts);
+        let (quiet, answer, counts) = (&self.quiet, &self.answer, &self.counts);
         self.waiting.retain(|writer, commands| {
-            let quiet = engine.wait_quiet(*writer, NEXT_WAIT);
+            let quiet = quiet(*writer, NEXT_WAIT);
             if quiet {
                 for command in commands.iter() {
-                    link.fence_done(*command, false);
+                    answer(*command, false);
                     counts.done.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -166,5 +179,58 @@ impl Keeper {
     fn count(&self) {
         let waiting: usize = self.waiting.values().map(HashSet::len).sum();
         self.counts.waiting.store(waiting as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use layercake_protocol::ids::Term;
+
+    use super::*;
+
+    const BUSY: Option<EngineId> = Some(EngineId(1));
+    const CALM: Option<EngineId> = Some(EngineId(2));
+
+    fn command(id: u64) -> CommandId {
+        CommandId { term: Term(1), id }
+    }
+
+    fn raised(id: u64, engine: Option<EngineId>) -> Raised {
+        Raised {
+            command: command(id),
+            engine,
+        }
+    }
+
+    #[test]
+    fn a_writer_in_the_middle_of_a_copy_is_attached_until_the_copy_ends() {
+        let copying = Cell::new(true);
+        let answers = RefCell::new(Vec::new());
+        let mut keeper = Keeper {
+            quiet: |engine, _| engine != BUSY || !copying.get(),
+            answer: |command: CommandId, attached| {
+                answers.borrow_mut().push((command.id, attached))
+            },
+            counts: Arc::default(),
+            waiting: BTreeMap::new(),
+        };
+        keeper.take_new([raised(1, BUSY), raised(2, CALM), raised(3, BUSY)].into_iter());
+        answers.borrow_mut().sort_unstable();
+        assert_eq!(answers.take(), [(1, true), (2, false), (3, true)]);
+        assert_eq!(keeper.counts.waiting.load(Ordering::Relaxed), 2);
+        // The master repeats one, and nothing has changed.
+        keeper.take_new(std::iter::once(raised(1, BUSY)));
+        keeper.look_again();
+        assert_eq!(answers.take(), [(1, true)]);
+        copying.set(false);
+        keeper.look_again();
+        answers.borrow_mut().sort_unstable();
+        assert_eq!(answers.take(), [(1, false), (3, false)], "once each");
+        keeper.look_again();
+        assert!(answers.take().is_empty());
+        assert_eq!(keeper.counts.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(keeper.counts.done.load(Ordering::Relaxed), 3);
     }
 }

@@ -8,8 +8,8 @@ use layercake_protocol::replica::{ObjectRef, ReplicateConfig};
 use layercake_store::StoreError;
 use layercake_store::link::{Exists, Life, LinkState, MasterLink, StartOptions};
 
+use super::{config, down, key, put, state, up};
 use crate::fake::{FakeMaster, Fault, Kind, Nature};
-use crate::{config, down, key, put, state, up};
 
 async fn connected(master: &FakeMaster) -> (MasterLink, crate::fake::Served) {
     let served = master.serve();

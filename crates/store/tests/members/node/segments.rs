@@ -10,8 +10,9 @@ use layercake_store::StoreError;
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
 use layercake_transport::{Batch, Direction, Piece, PieceError, RemoteSlice};
 
+use super::{MIB, engine, lending, link, until};
 use crate::fake::{FakeMaster, Fault, Kind, Nature};
-use crate::{MIB, engine, lending, link, until};
+use crate::tasks;
 
 fn mounts(master: &FakeMaster) -> Vec<wire::Segment> {
     master
@@ -67,7 +68,7 @@ async fn segments_are_mounted_under_the_nodes_name_with_all_that_a_client_needs(
     };
     master.until("a heartbeat names both", named).await;
     // A client gets its bytes there and back, through what it was told alone.
-    let client = crate::engine();
+    let client = super::engine();
     let segment = node.segments().remove(1);
     let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n * 31 >> 3) as u8).collect();
     let moved = |direction, buffer: Vec<u8>| {
@@ -190,7 +191,7 @@ async fn a_master_that_forgot_a_node_gets_new_segments_and_the_old_ones_are_clos
     assert_eq!(node.stats().replaced_segments, 4);
     assert_eq!(engine.stats().regions, 2, "memory is given back");
     // A writer with an old reservation finds nothing to write to.
-    let client = crate::engine();
+    let client = super::engine();
     let memory = client
         .register(
             vec![1_u8; 100].into(),
@@ -253,7 +254,7 @@ async fn a_mount_is_tried_again_while_that_may_help() {
     assert_eq!(node.segments().len(), 1);
     assert_eq!(mounts(&master).len(), 3);
     drop(node);
-    let link = crate::link(&served, "m", &engine).await;
+    let link = super::link(&served, "m", &engine).await;
     master.on(Kind::Mount, Fault::Refuse(Refusal::invalid("not that one")));
     let error = Node::start(lending(&[MIB]), engine, link)
         .await
@@ -322,12 +323,6 @@ async fn an_unmount_that_fails_leaves_the_segment_mounted() {
     node.unmount(id, None).await.expect("now");
 }
 
-fn tasks() -> usize {
-    tokio::runtime::Handle::current()
-        .metrics()
-        .num_alive_tasks()
-}
-
 /// This process's threads that have the node's names.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
@@ -355,7 +350,7 @@ async fn shutting_down_unmounts_frees_and_leaves_no_task() {
     assert_eq!(engine.stats().regions, 0);
     assert_eq!(master.seen(Kind::Unmount).len(), 2);
     // One that is dropped while it is being made.
-    let link = crate::link(&served, "m", &engine).await;
+    let link = super::link(&served, "m", &engine).await;
     let others = tasks();
     let node = Node::begin(&lending(&[MIB, MIB]), engine.clone(), link.clone()).expect("small");
     drop(node);
@@ -369,7 +364,7 @@ fn threads_end_with_their_node() {
     const INNER: &str = "LAYERCAKE_TEST_THREADS";
     if std::env::var_os(INNER).is_none() {
         let status = std::process::Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "segments::threads_end_with_their_node"])
+            .args(["--exact", "node::segments::threads_end_with_their_node"])
             .env(INNER, "1")
             .status()
             .expect("it starts");

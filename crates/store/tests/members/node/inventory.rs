@@ -8,8 +8,8 @@ use layercake_protocol::replica::{GRANULE, Segment};
 use layercake_store::node::{HeldObject, Node};
 use layercake_transport::{Access, Batch, Direction, Engine, Piece, RemoteSlice};
 
+use super::{MIB, engine, lending, link};
 use crate::fake::FakeMaster;
-use crate::{MIB, engine, lending, link};
 
 fn header(name: &str, generation: u64, payload_len: u64) -> ObjectHeader {
     ObjectHeader {
@@ -79,7 +79,7 @@ async fn complete_objects_are_found_and_nothing_else() {
         .await
         .expect("small");
     let segment = node.segments().remove(0);
-    let client = crate::engine();
+    let client = super::engine();
     let put = async |granule, header: &ObjectHeader| {
         write(
             &client,

@@ -9,8 +9,8 @@ use layercake_store::link::{LinkState, MasterLink};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
+use super::{config, down};
 use crate::fake::{FakeMaster, Nature};
-use crate::{config, down};
 
 fn token(text: &str) -> Option<SharedToken> {
     Some(SharedToken::new(text).expect("long enough"))

@@ -1,7 +1,4 @@
-//! Behaviour of the link to the master, against a small master over real gRPC.
-
-#[path = "../fake/mod.rs"]
-mod fake;
+//! Behaviour of the link to the master.
 
 mod batches;
 mod greeting;

@@ -11,8 +11,9 @@ use layercake_protocol::wire::master_frame::Response as Answer;
 use layercake_store::StoreError;
 use layercake_store::link::{CommandId, Exists, MasterLink, NodeEvent, SessionEvent};
 
+use super::{config, key, up};
 use crate::fake::{FakeMaster, Fault, Kind, Nature, Served};
-use crate::{config, key, up};
+use crate::tasks;
 
 async fn connected(master: &FakeMaster) -> (MasterLink, Served) {
     let served = master.serve();
@@ -106,7 +107,7 @@ async fn an_answer_to_a_command_outlives_a_broken_connection_but_not_the_term() 
         })
         .await;
     served.kill();
-    crate::down(&link).await;
+    super::down(&link).await;
     link.fence_done(in_term(1, 2), false);
     master.restart();
     let _served = master.serve_at(address);
@@ -162,6 +163,19 @@ async fn tools_get_their_refusals_as_such() {
 }
 
 #[tokio::test]
+async fn a_ticket_that_the_master_forgot_is_replaced() {
+    let master = FakeMaster::default();
+    let (link, _served) = connected(&master).await;
+    master.forget_tickets();
+    let error = link.stat(&key("k")).await.expect_err("not there");
+    assert!(
+        matches!(error, StoreError::Refused(Refusal::NotFound)),
+        "{error}"
+    );
+    assert_eq!(master.seen(Kind::Join).len(), 2);
+}
+
+#[tokio::test]
 async fn calls_of_another_tenant_carry_its_name() {
     let master = FakeMaster::default();
     let (link, _served) = connected(&master).await;
@@ -175,12 +189,6 @@ async fn calls_of_another_tenant_carry_its_name() {
         .map(|seen| seen.context.tenant.as_str().to_owned())
         .collect();
     assert_eq!(tenants, ["default", "other"]);
-}
-
-fn tasks() -> usize {
-    tokio::runtime::Handle::current()
-        .metrics()
-        .num_alive_tasks()
 }
 
 /// Yields until the runtime has only this many tasks.
@@ -217,7 +225,7 @@ async fn closing_while_the_master_is_gone_does_not_wait_for_it() {
     let before = tasks();
     let (link, served) = connected(&master).await;
     served.kill();
-    crate::down(&link).await;
+    super::down(&link).await;
     link.close(Duration::from_secs(10)).await.expect("in time");
     assert_eq!(tasks(), before);
 }

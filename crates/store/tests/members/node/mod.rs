@@ -1,8 +1,5 @@
 //! Behaviour of the segment host.
 
-#[path = "../fake/mod.rs"]
-mod fake;
-
 mod fences;
 mod inventory;
 mod segments;
@@ -13,7 +10,7 @@ use layercake_store::link::{Backoff, LinkConfig, MasterLink};
 use layercake_store::node::{NodeConfig, SegmentSpec};
 use layercake_transport::{Engine, EngineConfig};
 
-use fake::Served;
+use crate::fake::Served;
 
 const MIB: u64 = 1 << 20;
 

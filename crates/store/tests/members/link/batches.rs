@@ -11,8 +11,8 @@ use layercake_protocol::wire::client_frame::Request as Body;
 use layercake_store::StoreError;
 use layercake_store::link::{Exists, MasterLink, StartOptions};
 
+use super::{config, key, put};
 use crate::fake::{FakeMaster, Fault, Kind, Served};
-use crate::{config, key, put};
 
 async fn connected(master: &FakeMaster) -> (MasterLink, Served) {
     let served = master.serve();
@@ -171,7 +171,7 @@ async fn a_long_start_that_fails_half_way_gives_its_first_part_back() {
     assert_eq!(master.reservations(), 20_000);
     // The second part is refused as a whole.
     let entries: Vec<_> = (20_000..40_000).map(put).collect();
-    let held = MasterLink::connect(crate::config(served.address))
+    let held = MasterLink::connect(super::config(served.address))
         .await
         .expect("up");
     master.on(Kind::PutStart, Fault::Hold);

@@ -13,8 +13,8 @@ use layercake_transport::{
     TransportKind, TransportSet,
 };
 
+use super::{MIB, engine, lending, link, until};
 use crate::fake::{FakeMaster, Kind};
-use crate::{MIB, engine, lending, link, until};
 
 fn fence(id: u64, segment: SegmentId, writer: Option<&Engine>) -> Answer {
     let place = |offset| wire::FencedPlace {

@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use objects::Objects;
@@ -128,6 +129,7 @@ struct State {
     objects: Objects,
     streams: Vec<mpsc::Sender<Result<wire::MasterFrame, Status>>>,
     missing: Vec<u64>,
+    ticket: u8,
 }
 
 /// A handle on the master; clones share it, and it outlives the runtimes that serve it.
@@ -237,6 +239,20 @@ impl FakeMaster {
     /// Forgets its members, as after their time to live.
     pub(crate) fn forget_members(&self) {
         self.state.lock().members.clear();
+    }
+
+    /// Forgets the tickets that it gave.
+    pub(crate) fn forget_tickets(&self) {
+        self.state.lock().ticket += 1;
+    }
+
+    fn check_ticket(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        let ticket = self.state.lock().ticket;
+        if decode_ticket(metadata) == Ok(Some([ticket; 16])) {
+            Ok(())
+        } else {
+            Err(Status::from(&Refusal::Unauthenticated))
+        }
     }
 
     /// Treats the next request of this kind so; several are queued.
@@ -465,7 +481,7 @@ impl Master for FakeMaster {
             return Err(Status::from(&Refusal::Unauthenticated));
         }
         Ok(Response::new(wire::AuthenticateResponse {
-            ticket: vec![7; 16].into(),
+            ticket: vec![state.ticket; 16].into(),
         }))
     }
 
@@ -473,9 +489,7 @@ impl Master for FakeMaster {
         &self,
         request: Request<Streaming<wire::ClientFrame>>,
     ) -> Result<Response<BoxStream>, Status> {
-        if decode_ticket(request.metadata()) != Ok(Some([7; 16])) {
-            return Err(Status::from(&Refusal::Unauthenticated));
-        }
+        self.check_ticket(request.metadata())?;
         let (frames, receiver) = mpsc::channel(16);
         self.state.lock().streams.push(frames.clone());
         tokio::spawn(self.clone().serve_stream(request.into_inner(), frames));
@@ -500,7 +514,7 @@ impl Master for FakeMaster {
         &self,
         request: Request<wire::StatObjectRequest>,
     ) -> Result<Response<wire::StatObjectResponse>, Status> {
-        assert_eq!(decode_ticket(request.metadata()), Ok(Some([7; 16])));
+        self.check_ticket(request.metadata())?;
         Ok(Response::new(wire::StatObjectResponse {
             refusal: wire::Refusal::NotFound.into(),
             ..Default::default()
