@@ -211,7 +211,7 @@ mod tests {
         let mut keeper = Keeper {
             quiet: |engine, _| engine != BUSY || !copying.get(),
             answer: |command: CommandId, attached| {
-                answers.borrow_mut().push((command.id, attached))
+                answers.borrow_mut().push((command.id, attached));
             },
             counts: Arc::default(),
             waiting: BTreeMap::new(),

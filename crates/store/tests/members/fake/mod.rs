@@ -113,7 +113,7 @@ impl Default for Nature {
             turns_away: false,
             version: version::CURRENT,
             term: 1,
-            heartbeat_every: Duration::from_secs(60),
+            heartbeat_every: Duration::from_mins(1),
         }
     }
 }
@@ -346,7 +346,7 @@ impl FakeMaster {
                 return;
             };
             let context = Context::try_from(context).expect("a context that makes sense");
-            let (fault, answer, term) = master.handle(context.clone(), body);
+            let (fault, answer, term) = master.handle(&context, body);
             let id = context.request.0;
             let frame = wire::MasterFrame {
                 request_id: id,
@@ -385,7 +385,7 @@ impl FakeMaster {
         }
     }
 
-    fn handle(&self, context: Context, body: Body) -> (Option<Fault>, Answer, u64) {
+    fn handle(&self, context: &Context, body: Body) -> (Option<Fault>, Answer, u64) {
         let kind = Kind::of(&body);
         let mut state = self.state.lock();
         let fault = state.faults.get_mut(&kind).and_then(VecDeque::pop_front);
@@ -397,7 +397,7 @@ impl FakeMaster {
         let answer = match &fault {
             Some(Fault::Drop) => Answer::Done(wire::Done {}),
             Some(Fault::Refuse(refusal)) => Answer::Error(refusal.into()),
-            _ => state.apply(&context, body),
+            _ => state.apply(context, body),
         };
         let term = state.nature.term;
         drop(state);

@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 use super::{config, down};
 use crate::fake::{FakeMaster, Nature};
 
-fn token(text: &str) -> Option<SharedToken> {
-    Some(SharedToken::new(text).expect("long enough"))
+fn token(text: &str) -> SharedToken {
+    SharedToken::new(text).expect("long enough")
 }
 
 const SECRET: &str = "a secret that all members share";
@@ -36,12 +36,12 @@ async fn refused(nature: Nature, ours: Option<SharedToken>) -> (StoreError, Fake
 #[tokio::test]
 async fn both_sides_prove_the_token() {
     let master = FakeMaster::new(Nature {
-        token: token(SECRET),
+        token: Some(token(SECRET)),
         ..Nature::default()
     });
     let served = master.serve();
     let mut config = config(served.address);
-    config.token = token(SECRET);
+    config.token = Some(token(SECRET));
     let link = MasterLink::connect(config)
         .await
         .expect("the tokens are equal");
@@ -50,12 +50,12 @@ async fn both_sides_prove_the_token() {
 
 #[tokio::test]
 async fn a_master_that_cannot_prove_the_token_is_refused_before_it_learns_anything() {
-    for theirs in [None, token("a secret, but another one")] {
+    for theirs in [None, Some(token("a secret, but another one"))] {
         let nature = Nature {
             token: theirs,
             ..Nature::default()
         };
-        let (error, master) = refused(nature, token(SECRET)).await;
+        let (error, master) = refused(nature, Some(token(SECRET))).await;
         assert!(
             matches!(error, StoreError::MasterUnproven { .. }),
             "{error}"
@@ -68,7 +68,7 @@ async fn a_master_that_cannot_prove_the_token_is_refused_before_it_learns_anythi
 #[tokio::test]
 async fn a_caller_that_cannot_prove_the_token_is_told_so() {
     let nature = Nature {
-        token: token(SECRET),
+        token: Some(token(SECRET)),
         ..Nature::default()
     };
     let (error, _) = refused(nature.clone(), None).await;
@@ -77,7 +77,7 @@ async fn a_caller_that_cannot_prove_the_token_is_told_so() {
         turns_away: true,
         ..nature
     };
-    let (error, _) = refused(nature, token(SECRET)).await;
+    let (error, _) = refused(nature, Some(token(SECRET))).await;
     assert!(matches!(error, StoreError::WrongToken { .. }), "{error}");
 }
 
@@ -200,19 +200,19 @@ async fn nobody_on_the_port_is_unreachable_at_once() {
 #[tokio::test]
 async fn a_master_that_comes_back_with_another_token_is_what_calls_answer_with() {
     let master = FakeMaster::new(Nature {
-        token: token(SECRET),
+        token: Some(token(SECRET)),
         ..Nature::default()
     });
     let served = master.serve();
     let address = served.address;
     let mut config = config(address);
-    config.token = token(SECRET);
+    config.token = Some(token(SECRET));
     let link = MasterLink::connect(config)
         .await
         .expect("the tokens are equal");
     served.kill();
     let other = FakeMaster::new(Nature {
-        token: token("not the same secret any more"),
+        token: Some(token("not the same secret any more")),
         term: 2,
         ..Nature::default()
     });

@@ -29,19 +29,40 @@ fn config(master: SocketAddr) -> LinkConfig {
     }
 }
 
-fn key(text: impl ToString) -> ObjectKey {
-    ObjectKey::new(&text.to_string()).expect("a short key")
+fn key(text: impl Into<Text>) -> ObjectKey {
+    ObjectKey::new(&text.into().0).expect("a short key")
 }
 
-fn put(text: impl ToString) -> PutStart {
+/// What makes a short key.
+struct Text(String);
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl From<i32> for Text {
+    fn from(number: i32) -> Self {
+        Self(number.to_string())
+    }
+}
+
+fn put(text: impl Into<Text>) -> PutStart {
     PutStart::new(key(text), 100)
 }
 
 /// Waits for a state of the link.
 async fn state(link: &MasterLink, what: &str, wanted: impl FnMut(&LinkState) -> bool) -> LinkState {
     let mut watch = link.watch();
-    let waited = tokio::time::timeout(Duration::from_secs(20), watch.wait_for(wanted)).await;
-    match waited {
+    let came = tokio::time::timeout(Duration::from_secs(20), watch.wait_for(wanted)).await;
+    match came {
         Ok(Ok(state)) => state.clone(),
         _ => panic!("the link never came to be {what}: {:?}", link.state()),
     }

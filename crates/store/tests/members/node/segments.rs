@@ -9,6 +9,7 @@ use layercake_protocol::wire::client_frame::Request as Body;
 use layercake_store::StoreError;
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
 use layercake_transport::{Batch, Direction, Piece, PieceError, RemoteSlice};
+use rand::RngExt as _;
 
 use super::{MIB, engine, lending, link, until};
 use crate::fake::{FakeMaster, Fault, Kind, Nature};
@@ -70,7 +71,7 @@ async fn segments_are_mounted_under_the_nodes_name_with_all_that_a_client_needs(
     // A client gets its bytes there and back, through what it was told alone.
     let client = super::engine();
     let segment = node.segments().remove(1);
-    let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n * 31 >> 3) as u8).collect();
+    let bytes: Vec<u8> = rand::rng().random_iter().take(100_000).collect();
     let moved = |direction, buffer: Vec<u8>| {
         let memory = client
             .register(buffer.into(), layercake_transport::Access::LocalOnly)
@@ -284,7 +285,7 @@ async fn an_unmounted_segment_is_drained_freed_and_not_mounted_again() {
         (first.id.0, true, 1500)
     );
     assert_eq!(engine.stats().regions, 1);
-    assert_eq!(node.segments(), [second.clone()]);
+    assert_eq!(node.segments(), std::slice::from_ref(&second));
     let again = node.unmount(first.id, None).await.expect_err("gone");
     assert!(
         matches!(again, StoreError::Refused(Refusal::UnknownMember)),
