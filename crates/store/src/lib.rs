@@ -12,4 +12,5 @@ pub use client::{
     Range, RangeRead, RangeWrite, ReadDone, StoreClient,
 };
 pub use error::StoreError;
+pub use node::{HeldObject, Inventory, Node, NodeConfig, NodeStats, SegmentSpec};
 pub use session::{GetSession, PutSession};
