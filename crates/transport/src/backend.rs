@@ -12,7 +12,7 @@ use std::time::Instant;
 use layercake_protocol::ids::EngineId;
 
 use crate::config::{EngineConfig, TransportKind};
-use crate::endpoint::HostId;
+use crate::endpoint::{HostId, current_host};
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::memory::Registry;
@@ -48,6 +48,17 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    pub(crate) fn new(config: EngineConfig) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            engine: EngineId::draw(),
+            host: current_host(),
+            registry: Arc::new(Registry::new()),
+            stats: Arc::new(StatsTable::default()),
+            router: OnceLock::new(),
+        })
+    }
+
     /// Hands back pieces of which no byte moved: the next transport that is allowed takes them, or
     /// they fail with [`PieceError::NoTransport`].
     pub(crate) fn fall_back(&self, job: Arc<Job>, pieces: PieceSet, from: TransportKind) {

@@ -1,10 +1,8 @@
 //! The engine: owner of memory, threads and transports, and the place where a transport is chosen.
 //!
 //! A handle is cheap to clone. The last one to go, or [`Engine::shutdown`], stops the threads; what
-//! is in flight then ends with [`PieceError::ShutDown`]. The choice for a batch is: the same engine,
-//! local; the same host and both serve it, shm; else tcp; always within what the configuration
-//! allows. A back end that finds that it can't serve a peer hands the pieces back, and the next one
-//! takes them.
+//! is in flight then ends with [`PieceError::ShutDown`]. A back end that finds that it can't serve a
+//! peer hands the pieces back, and the next one takes them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,16 +14,14 @@ use layercake_protocol::ids::{EngineId, MemoryKind};
 use crate::backend::{Backend, Context, Router};
 use crate::batch::Batch;
 use crate::config::{EngineConfig, TransportKind};
-use crate::copy_pool::CopyPool;
-use crate::endpoint::{Endpoint, current_host};
+use crate::endpoint::Endpoint;
 use crate::error::{Error, PieceError};
 use crate::job::{Job, PieceSet};
-use crate::local::LocalBackend;
-use crate::memory::{Access, AllocateOptions, HostBuffer, Memory, Registry};
-use crate::shm::Shm;
-use crate::stats::{Stats, StatsTable};
+use crate::memory::{Access, AllocateOptions, HostBuffer, Memory};
+use crate::stats::Stats;
 use crate::tcp::TcpBackend;
 use crate::transfer::Transfer;
+use crate::transports::Transports;
 
 /// A transfer engine. See the module's and the crate's text.
 #[derive(Clone)]
@@ -41,38 +37,13 @@ struct Inner {
 struct Core {
     context: Arc<Context>,
     endpoint: Endpoint,
-    backends: Vec<Arc<dyn Backend>>,
-    tcp: Option<Arc<TcpBackend>>,
-    shm: Option<Arc<Shm>>,
-    pool: Option<Arc<CopyPool>>,
+    transports: Transports,
     closed: AtomicBool,
 }
 
 impl Core {
-    fn backend(&self, kind: TransportKind) -> Option<&Arc<dyn Backend>> {
-        self.backends.iter().find(|backend| backend.kind() == kind)
-    }
-
-    /// The best transport for a peer, among those less preferred than `after`.
     fn choose(&self, peer: &Endpoint, after: Option<TransportKind>) -> Option<&Arc<dyn Backend>> {
-        let reaches = |kind: TransportKind| match kind {
-            TransportKind::Local => peer.engine == self.endpoint.engine,
-            TransportKind::Shm => {
-                peer.engine != self.endpoint.engine
-                    && peer.host == self.endpoint.host
-                    && peer.shm.is_some()
-                    && self
-                        .shm
-                        .as_ref()
-                        .is_some_and(|shm| !shm.is_unusable(peer.engine))
-            }
-            TransportKind::Tcp => !peer.tcp.is_empty(),
-            TransportKind::Mock => true,
-        };
-        TransportKind::ALL
-            .into_iter()
-            .filter(|kind| after.is_none_or(|after| *kind > after) && reaches(*kind))
-            .find_map(|kind| self.backend(kind))
+        self.transports.choose(&self.endpoint, peer, after)
     }
 
     fn route(&self, job: Arc<Job>, pieces: PieceSet, after: Option<TransportKind>) {
@@ -97,69 +68,54 @@ impl Engine {
     /// Starts an engine. Its threads run and its listeners are bound when this returns.
     pub fn start(config: EngineConfig) -> Result<Self, Error> {
         config.validate()?;
-        let context = Arc::new(Context {
-            config,
-            engine: EngineId::draw(),
-            host: current_host(),
-            registry: Arc::new(Registry::new()),
-            stats: Arc::new(StatsTable::default()),
-            router: std::sync::OnceLock::new(),
-        });
-        let wanted = |kind| context.config.transports.contains(kind);
-        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
-        let mut pool = None;
-        if wanted(TransportKind::Local) || wanted(TransportKind::Shm) {
-            let started = CopyPool::start(context.config.copy_threads);
-            pool =
-                Some(Arc::new(started.map_err(|error| {
-                    Error::system("starting a copy thread", error)
-                })?));
+        if config.transports.contains(TransportKind::Mock) {
+            return Err(Error::NoNetwork);
         }
-        if let Some(pool) = pool.as_ref().filter(|_| wanted(TransportKind::Local)) {
-            let local = LocalBackend::new(Arc::clone(&context), Arc::clone(pool));
-            backends.push(Arc::new(local));
-        }
-        let shm = match pool.as_ref().filter(|_| wanted(TransportKind::Shm)) {
-            Some(pool) => start_shm(&context, pool)?,
-            None => None,
-        };
-        if let Some(shm) = &shm {
-            backends.push(Arc::clone(shm) as Arc<dyn Backend>);
-        }
-        let mut tcp_backend = None;
-        let mut tcp = String::new();
-        if wanted(TransportKind::Tcp) {
-            let backend = TcpBackend::start(&context)?;
-            tcp = context
+        let context = Context::new(config);
+        let transports = Transports::start(&context)?;
+        Ok(Self::assemble(context, transports))
+    }
+
+    /// Starts an engine on a made-up network.
+    #[cfg(feature = "mock")]
+    pub(crate) fn start_on(
+        config: EngineConfig,
+        network: Arc<crate::mock::Network>,
+    ) -> Result<Self, Error> {
+        config.validate()?;
+        let context = Context::new(config);
+        let mock = crate::mock::MockBackend::start(&context, network);
+        Ok(Self::assemble(context, Transports::only(mock)))
+    }
+
+    fn assemble(context: Arc<Context>, transports: Transports) -> Self {
+        let advertised = |tcp: &Arc<TcpBackend>| {
+            context
                 .config
                 .advertise
-                .unwrap_or_else(|| backend.local_addr())
-                .to_string();
-            backends.push(Arc::clone(&backend) as Arc<dyn Backend>);
-            tcp_backend = Some(backend);
-        }
+                .unwrap_or_else(|| tcp.local_addr())
+                .to_string()
+        };
         let endpoint = Endpoint {
             engine: context.engine,
-            tcp,
+            tcp: transports.tcp.as_ref().map(advertised).unwrap_or_default(),
             host: context.host,
-            shm: shm.as_ref().map(|shm| shm.name().to_owned()),
+            shm: transports.shm.as_ref().map(|shm| shm.name().to_owned()),
             pid: std::process::id(),
         };
+        let closed = AtomicBool::new(false);
         let core = Arc::new(Core {
             context,
             endpoint,
-            backends,
-            tcp: tcp_backend,
-            shm,
-            pool,
-            closed: AtomicBool::new(false),
+            transports,
+            closed,
         });
         let router: Arc<dyn Router> = Arc::clone(&core) as Arc<dyn Router>;
         let first = core.context.router.set(Arc::downgrade(&router)).is_ok();
         debug_assert!(first, "an engine has one router");
-        Ok(Self {
+        Self {
             inner: Arc::new(Inner { core }),
-        })
+        }
     }
 
     /// What a peer needs to reach this engine.
@@ -231,7 +187,7 @@ impl Engine {
     pub fn probe(&self, peer: &Arc<Endpoint>, deadline: Duration) -> Transfer {
         let stats = Arc::clone(&self.inner.core.context.stats);
         let job = Job::probe(Arc::clone(peer), deadline, stats);
-        match &self.inner.core.tcp {
+        match &self.inner.core.transports.tcp {
             Some(tcp) if !peer.tcp.is_empty() => {
                 job.set_transport(TransportKind::Tcp);
                 tcp.probe(Arc::clone(&job));
@@ -252,7 +208,7 @@ impl Engine {
     /// Which hold a peer on this host has on this engine's memory. Asks the system: a process that
     /// has just died has none.
     pub fn holders(&self, peer: EngineId) -> PeerPresence {
-        let shm = self.inner.core.shm.as_ref();
+        let shm = self.inner.core.transports.shm.as_ref();
         PeerPresence {
             attached: shm.is_some_and(|shm| shm.is_attached(peer)),
         }
@@ -261,7 +217,7 @@ impl Engine {
     /// Waits until a peer on this host has no hold on this engine's memory any more; says whether
     /// that came about. Nothing that it began by itself can change the memory then.
     pub fn wait_detached(&self, peer: EngineId, deadline: Duration) -> bool {
-        let shm = self.inner.core.shm.as_ref();
+        let shm = self.inner.core.transports.shm.as_ref();
         shm.is_none_or(|shm| shm.wait_detached(peer, after(deadline)))
     }
 
@@ -271,7 +227,7 @@ impl Engine {
     /// of an earlier generation can land there, though the peer may still be attached. A peer that is
     /// stopped in the middle of a copy keeps this waiting.
     pub fn wait_quiet(&self, peer: Option<EngineId>, deadline: Duration) -> bool {
-        let shm = self.inner.core.shm.as_ref();
+        let shm = self.inner.core.transports.shm.as_ref();
         shm.is_none_or(|shm| shm.wait_quiet(peer, after(deadline)))
     }
 
@@ -300,33 +256,11 @@ fn after(duration: Duration) -> Instant {
     now.checked_add(duration).unwrap_or(now)
 }
 
-/// Starts shared memory. Where the system does not allow it, the engine goes without if it has tcp.
-fn start_shm(context: &Arc<Context>, pool: &Arc<CopyPool>) -> Result<Option<Arc<Shm>>, Error> {
-    match Shm::start(Arc::clone(context), Arc::clone(pool)) {
-        Ok(shm) => {
-            context.registry.set_observer(shm.observer());
-            Ok(Some(shm))
-        }
-        Err(error) if context.config.transports.contains(TransportKind::Tcp) => {
-            tracing::warn!(%error, "no shared memory on this system: peers on this host use tcp");
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 impl Inner {
     fn shutdown(&self, deadline: Duration) {
         let until = after(deadline);
         self.core.closed.store(true, Ordering::SeqCst);
-        for backend in &self.core.backends {
-            backend.shutdown(until);
-        }
-        if let Some(pool) = &self.core.pool
-            && !pool.shutdown(until)
-        {
-            tracing::warn!("copy threads did not stop within the deadline");
-        }
+        self.core.transports.shutdown(until);
     }
 }
 

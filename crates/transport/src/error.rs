@@ -30,6 +30,9 @@ pub enum Error {
     /// The set of transports is empty.
     #[error("no transport may be used: accepted are local, shm, tcp")]
     NoTransport,
+    /// The mock transport has no network here.
+    #[error("the mock transport needs a network: start the engine with MockNetwork::start")]
+    NoNetwork,
     /// A listener would be open to everyone who can reach the host.
     #[error(
         "listening on {listen} lets anyone on that network in: set a shared token, or insecure to accept that"

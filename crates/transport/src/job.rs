@@ -200,6 +200,12 @@ impl Job {
         self.deadline
     }
 
+    /// How long the transfer as a whole may take.
+    #[cfg(feature = "mock")]
+    pub(crate) fn allowed(&self) -> Duration {
+        self.deadline.saturating_duration_since(self.submitted)
+    }
+
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
     }

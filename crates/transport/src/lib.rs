@@ -26,6 +26,8 @@ mod error;
 mod job;
 mod local;
 mod memory;
+#[cfg(feature = "mock")]
+pub mod mock;
 mod racy;
 mod shm;
 mod stats;
@@ -33,6 +35,7 @@ mod tcp;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod transfer;
+mod transports;
 
 pub use batch::{Batch, Direction, Piece, RemoteSlice};
 pub use config::{Deadlines, EngineConfig, TransportKind, TransportSet};

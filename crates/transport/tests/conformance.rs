@@ -1,5 +1,6 @@
 //! Every transport shows the behaviour of the conformance suite.
 
+use layercake_transport::mock::{MockNetwork, Pace};
 use layercake_transport::testing::conformance::{self, Pair};
 use layercake_transport::{Engine, EngineConfig, TransportKind, TransportSet};
 
@@ -12,6 +13,19 @@ fn engine(kind: TransportKind) -> Engine {
 }
 
 fn pair(kind: TransportKind) -> Pair {
+    if kind == TransportKind::Mock {
+        let network = MockNetwork::new(1, Pace::Immediate);
+        let start = || {
+            network
+                .start(EngineConfig::default())
+                .expect("an engine on no network at all")
+        };
+        return Pair {
+            near: start(),
+            far: start(),
+            kind,
+        };
+    }
     let near = engine(kind);
     let far = if kind == TransportKind::Local {
         near.clone()
@@ -50,6 +64,7 @@ suite! {
     local: Local;
     shm: Shm;
     tcp: Tcp;
+    mock: Mock;
     @ (
         pieces_of_all_sizes_and_offsets_are_bit_exact,
         a_hundred_thousand_small_pieces_are_one_batch,

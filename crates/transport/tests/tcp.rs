@@ -9,15 +9,18 @@ use std::time::Duration;
 use layercake_protocol::auth::SharedToken;
 use layercake_protocol::ids::{Capability, EngineId, RegionId};
 use layercake_transport::{
-    Access, AllocateOptions, Deadlines, Direction, Endpoint, Engine, EngineConfig, Error, HostId, Memory,
-    Outcome, PieceError, Transfer, TransportKind, TransportSet,
+    Access, AllocateOptions, Deadlines, Direction, Endpoint, Engine, EngineConfig, Error, HostId,
+    Memory, Outcome, PieceError, Transfer, TransportKind, TransportSet,
 };
 
 use layercake_transport::testing::pattern::bytes as pattern;
 use shm_support::{LIMIT, Remote, eventually, submit, transfer};
 
 fn config() -> EngineConfig {
-    EngineConfig { transports: TransportSet::only(TransportKind::Tcp), ..EngineConfig::default() }
+    EngineConfig {
+        transports: TransportSet::only(TransportKind::Tcp),
+        ..EngineConfig::default()
+    }
 }
 
 fn start(config: EngineConfig) -> Engine {
@@ -25,7 +28,10 @@ fn start(config: EngineConfig) -> Engine {
 }
 
 fn shared(engine: &Engine, len: u64) -> (Memory, Remote) {
-    let options = AllocateOptions { access: Access::RemoteReadWrite, ..AllocateOptions::default() };
+    let options = AllocateOptions {
+        access: Access::RemoteReadWrite,
+        ..AllocateOptions::default()
+    };
     let memory = engine.allocate(len, options).expect("some memory");
     let remote = Remote::of(engine, &memory);
     (memory, remote)
@@ -50,7 +56,12 @@ fn nobody(addr: SocketAddr) -> Remote {
 
 fn write(engine: &Engine, local: &Memory, to: &Remote, len: u64) -> Transfer {
     let local = local.slice(0, len).expect("inside");
-    submit(engine, to, Direction::Write, vec![(local, to.slice(0, len))])
+    submit(
+        engine,
+        to,
+        Direction::Write,
+        vec![(local, to.slice(0, len))],
+    )
 }
 
 fn error_of(outcome: &Outcome) -> Option<PieceError> {
@@ -67,11 +78,16 @@ struct Dead {
 
 fn dead_peers() -> Dead {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    let full =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
     full.bind(&any.into()).expect("a port");
     full.listen(0).expect("listens");
-    let dropping = full.local_addr().expect("bound").as_socket().expect("an internet address");
+    let dropping = full
+        .local_addr()
+        .expect("bound")
+        .as_socket()
+        .expect("an internet address");
     // Once its queue is full the system drops further attempts, as a black hole would.
     let mut waiting = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&dropping, Duration::from_millis(300)) {
@@ -79,11 +95,17 @@ fn dead_peers() -> Dead {
         assert!(waiting.len() < 100, "the queue does not fill");
     }
     let silent_addr = silent.local_addr().expect("bound");
-    Dead { dropping, silent: silent_addr, _sockets: (full, silent, waiting) }
+    Dead {
+        dropping,
+        silent: silent_addr,
+        _sockets: (full, silent, waiting),
+    }
 }
 
 fn open_files() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("a system with /proc").count()
+    std::fs::read_dir("/proc/self/fd")
+        .expect("a system with /proc")
+        .count()
 }
 
 // contract: transport-9
@@ -91,10 +113,18 @@ fn open_files() -> usize {
 fn dev_09_a_dead_peer_delays_no_transfer_to_another() {
     let dead = dead_peers();
     // So long that no transfer to X ends before those to Y have: Y would wait for it, if it waited.
-    let patient = Deadlines { connect: LIMIT, transfer: LIMIT, progress: LIMIT };
+    let patient = Deadlines {
+        connect: LIMIT,
+        transfer: LIMIT,
+        progress: LIMIT,
+    };
     // One thread, so that X and Y share everything that peers can share.
     let io_threads = std::num::NonZero::<u8>::MIN;
-    let engine = start(EngineConfig { deadlines: patient, io_threads, ..config() });
+    let engine = start(EngineConfig {
+        deadlines: patient,
+        io_threads,
+        ..config()
+    });
     let (local, _) = shared(&engine, 1 << 20);
     let owner = start(config());
     let (memory, y) = shared(&owner, 1 << 20);
@@ -109,17 +139,24 @@ fn dev_09_a_dead_peer_delays_no_transfer_to_another() {
         if round % 50 == 0 {
             let bytes = pattern(round, size);
             local.copy_in(0, &bytes).expect("inside");
-            let outcome = write(&engine, &local, &y, size as u64).wait_timeout(LIMIT).expect("Y answers");
+            let outcome = write(&engine, &local, &y, size as u64)
+                .wait_timeout(LIMIT)
+                .expect("Y answers");
             assert_eq!(error_of(&outcome), None);
             let mut there = vec![0; size];
             memory.copy_out(0, &mut there).expect("inside");
             assert!(there == bytes, "Y holds what was written");
         } else {
-            let outcome = write(&engine, &local, &y, 4096).wait_timeout(LIMIT).expect("Y answers");
+            let outcome = write(&engine, &local, &y, 4096)
+                .wait_timeout(LIMIT)
+                .expect("Y answers");
             assert_eq!(error_of(&outcome), None);
         }
     }
-    assert!(pending.iter().all(|transfer| !transfer.is_done()), "X is still being waited for");
+    assert!(
+        pending.iter().all(|transfer| !transfer.is_done()),
+        "X is still being waited for"
+    );
     engine.shutdown(LIMIT);
     for transfer in pending {
         let outcome = transfer.wait_timeout(LIMIT).expect("ends with the engine");
@@ -131,8 +168,14 @@ fn dev_09_a_dead_peer_delays_no_transfer_to_another() {
 fn dev_09_transfers_to_a_dead_peer_fail_in_time_and_leave_nothing() {
     let dead = dead_peers();
     let short = Duration::from_millis(60);
-    let deadlines = Deadlines { connect: short, ..Deadlines::default() };
-    let engine = start(EngineConfig { deadlines, ..config() });
+    let deadlines = Deadlines {
+        connect: short,
+        ..Deadlines::default()
+    };
+    let engine = start(EngineConfig {
+        deadlines,
+        ..config()
+    });
     let (local, _) = shared(&engine, 4096);
     let mut files = None;
     for round in 0..30 {
@@ -161,11 +204,21 @@ fn dev_09_transfers_to_a_dead_peer_fail_in_time_and_leave_nothing() {
 
 #[test]
 fn a_port_that_nobody_listens_on_is_unreachable_at_once() {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
-    let patient = Deadlines { connect: LIMIT * 10, ..Deadlines::default() };
-    let engine = start(EngineConfig { deadlines: patient, ..config() });
+    let free = TcpListener::bind("127.0.0.1:0")
+        .and_then(|it| it.local_addr())
+        .expect("a port");
+    let patient = Deadlines {
+        connect: LIMIT * 10,
+        ..Deadlines::default()
+    };
+    let engine = start(EngineConfig {
+        deadlines: patient,
+        ..config()
+    });
     let (local, _) = shared(&engine, 4096);
-    let outcome = write(&engine, &local, &nobody(free), 64).wait_timeout(LIMIT).expect("refused");
+    let outcome = write(&engine, &local, &nobody(free), 64)
+        .wait_timeout(LIMIT)
+        .expect("refused");
     assert_eq!(error_of(&outcome), Some(PieceError::Unreachable));
 }
 
@@ -183,14 +236,23 @@ fn an_engine_that_was_started_anew_on_the_same_address_is_another_peer() {
     let (memory, new) = shared(&second, 4096);
     assert_eq!(old.region, new.region, "its regions have the same names");
     for _ in 0..3 {
-        let outcome = write(&engine, &local, &old, 64).wait_timeout(LIMIT).expect("ends");
+        let outcome = write(&engine, &local, &old, 64)
+            .wait_timeout(LIMIT)
+            .expect("ends");
         assert_eq!(error_of(&outcome), Some(PieceError::PeerGone));
     }
     let mut bytes = vec![1; 64];
     memory.copy_out(0, &mut bytes).expect("inside");
-    assert_eq!(bytes, [0; 64], "nothing that was meant for the old one reached the new one");
+    assert_eq!(
+        bytes, [0; 64],
+        "nothing that was meant for the old one reached the new one"
+    );
     local.copy_in(0, &pattern(5, 64)).expect("inside");
-    assert_eq!(error_of(&write(&engine, &local, &new, 64).wait()), None, "the new one is served");
+    assert_eq!(
+        error_of(&write(&engine, &local, &new, 64).wait()),
+        None,
+        "the new one is served"
+    );
     memory.copy_out(0, &mut bytes).expect("inside");
     assert_eq!(bytes, pattern(5, 64));
 }
@@ -199,18 +261,32 @@ fn an_engine_that_was_started_anew_on_the_same_address_is_another_peer() {
 fn only_holders_of_the_same_token_work_together() {
     let token = |text: &str| SharedToken::new(text).ok();
     let ours = token("a token of this cluster");
-    let owner = start(EngineConfig { token: ours.clone(), ..config() });
+    let owner = start(EngineConfig {
+        token: ours.clone(),
+        ..config()
+    });
     let (_kept, remote) = shared(&owner, 4096);
     for (held, expected) in [
         (ours, None),
-        (token("a token of another cluster"), Some(PieceError::NotTrusted)),
+        (
+            token("a token of another cluster"),
+            Some(PieceError::NotTrusted),
+        ),
         (None, Some(PieceError::NotTrusted)),
     ] {
-        let engine = start(EngineConfig { token: held, ..config() });
+        let engine = start(EngineConfig {
+            token: held,
+            ..config()
+        });
         let (local, _) = shared(&engine, 4096);
-        let outcome = write(&engine, &local, &remote, 64).wait_timeout(LIMIT).expect("ends");
+        let outcome = write(&engine, &local, &remote, 64)
+            .wait_timeout(LIMIT)
+            .expect("ends");
         assert_eq!(error_of(&outcome), expected);
-        let probe = engine.probe(&remote.endpoint, LIMIT).wait_timeout(LIMIT).expect("ends");
+        let probe = engine
+            .probe(&remote.endpoint, LIMIT)
+            .wait_timeout(LIMIT)
+            .expect("ends");
         assert_eq!(error_of(&probe), expected);
     }
 }
@@ -220,10 +296,18 @@ fn a_probe_tells_whether_the_peer_is_there() {
     let engine = start(config());
     let owner = start(config());
     let (_kept, remote) = shared(&owner, 4096);
-    let probe = || engine.probe(&remote.endpoint, LIMIT).wait_timeout(LIMIT).expect("ends");
+    let probe = || {
+        engine
+            .probe(&remote.endpoint, LIMIT)
+            .wait_timeout(LIMIT)
+            .expect("ends")
+    };
     assert_eq!(error_of(&probe()), None);
     owner.shutdown(LIMIT);
-    assert!(matches!(error_of(&probe()), Some(PieceError::Unreachable | PieceError::PeerGone)));
+    assert!(matches!(
+        error_of(&probe()),
+        Some(PieceError::Unreachable | PieceError::PeerGone)
+    ));
 }
 
 #[test]
@@ -249,9 +333,15 @@ fn both_sides_may_begin_at_the_same_moment() {
 fn many_engines_start_at_once_on_ports_of_their_own() {
     let engines: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..32).map(|_| scope.spawn(|| start(config()))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("started")).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("started"))
+            .collect()
     });
-    let ports: std::collections::HashSet<_> = engines.iter().map(|engine| &engine.endpoint().tcp).collect();
+    let ports: std::collections::HashSet<_> = engines
+        .iter()
+        .map(|engine| &engine.endpoint().tcp)
+        .collect();
     assert_eq!(ports.len(), engines.len());
 }
 
@@ -272,11 +362,18 @@ fn the_other_address_family_works_too() {
     let listen = "[::1]:0".parse().expect("an address");
     let owner = start(EngineConfig { listen, ..config() });
     let (memory, remote) = shared(&owner, 100_000);
-    assert!(remote.endpoint.tcp.starts_with("[::1]:"), "{}", remote.endpoint.tcp);
+    assert!(
+        remote.endpoint.tcp.starts_with("[::1]:"),
+        "{}",
+        remote.endpoint.tcp
+    );
     let engine = start(config());
     let (local, _) = shared(&engine, 100_000);
     local.copy_in(0, &pattern(1, 100_000)).expect("inside");
-    let pieces = vec![(local.slice(0, 100_000).expect("inside"), remote.slice(0, 100_000))];
+    let pieces = vec![(
+        local.slice(0, 100_000).expect("inside"),
+        remote.slice(0, 100_000),
+    )];
     assert!(transfer(&engine, &remote, Direction::Write, pieces).is_ok());
     let mut bytes = vec![0; 100_000];
     memory.copy_out(0, &mut bytes).expect("inside");

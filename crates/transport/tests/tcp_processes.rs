@@ -5,8 +5,8 @@ mod shm_support;
 use std::time::Duration;
 
 use layercake_transport::{
-    Access, AllocateOptions, Deadlines, Direction, Engine, EngineConfig, Memory, Outcome, PieceError,
-    Transfer, TransportKind, TransportSet,
+    Access, AllocateOptions, Deadlines, Direction, Engine, EngineConfig, Memory, Outcome,
+    PieceError, Transfer, TransportKind, TransportSet,
 };
 
 use layercake_transport::testing::pattern::bytes as pattern;
@@ -22,7 +22,10 @@ fn child() {
         return;
     }
     let engine = engine(Deadlines::default());
-    let options = AllocateOptions { access: Access::RemoteReadWrite, ..AllocateOptions::default() };
+    let options = AllocateOptions {
+        access: Access::RemoteReadWrite,
+        ..AllocateOptions::default()
+    };
     let memory = engine.allocate(SIZE, options).expect("some memory");
     tell(&Remote::of(&engine, &memory).to_line());
     while let Some(line) = listen() {
@@ -44,7 +47,11 @@ fn engine(deadlines: Deadlines) -> Engine {
 
 /// Deadlines that no test reaches.
 fn patient() -> Deadlines {
-    Deadlines { progress: LIMIT * 4, transfer: LIMIT * 4, connect: LIMIT * 4 }
+    Deadlines {
+        progress: LIMIT * 4,
+        transfer: LIMIT * 4,
+        connect: LIMIT * 4,
+    }
 }
 
 fn owner() -> (Child, Remote) {
@@ -55,19 +62,31 @@ fn owner() -> (Child, Remote) {
 
 fn local(engine: &Engine, seed: u64) -> Memory {
     let bytes = pattern(seed, 64 << 20);
-    engine.register(bytes.into(), Access::LocalOnly).expect("a buffer")
+    engine
+        .register(bytes.into(), Access::LocalOnly)
+        .expect("a buffer")
 }
 
 fn write_all(engine: &Engine, local: &Memory, remote: &Remote) -> Transfer {
     let local = local.slice(0, SIZE).expect("inside");
-    submit(engine, remote, Direction::Write, vec![(local, remote.slice(0, SIZE))])
+    submit(
+        engine,
+        remote,
+        Direction::Write,
+        vec![(local, remote.slice(0, SIZE))],
+    )
 }
 
 fn write_some(engine: &Engine, local: &Memory, remote: &Remote) -> Outcome {
     let local = local.slice(0, 4096).expect("inside");
-    submit(engine, remote, Direction::Write, vec![(local, remote.slice(0, 4096))])
-        .wait_timeout(LIMIT)
-        .expect("ends")
+    submit(
+        engine,
+        remote,
+        Direction::Write,
+        vec![(local, remote.slice(0, 4096))],
+    )
+    .wait_timeout(LIMIT)
+    .expect("ends")
 }
 
 // contract: transport-2
@@ -103,25 +122,43 @@ fn dev_07_a_peer_that_is_killed_half_way_ends_the_write_with_an_error() {
         assert!(engine.probe(&remote.endpoint, LIMIT).wait().is_ok());
         child.stop();
         // Half a gigabyte: some of it is taken while the owner runs, never all.
-        let transfers: Vec<_> = (0..8).map(|_| write_all(&engine, &local, &remote)).collect();
+        let transfers: Vec<_> = (0..8)
+            .map(|_| write_all(&engine, &local, &remote))
+            .collect();
         if round % 2 == 0 {
             child.resume();
             let passed = write_some(&engine, &local, &remote);
-            assert_eq!(passed.first_error(), None, "a small write does not wait for the large ones");
+            assert_eq!(
+                passed.first_error(),
+                None,
+                "a small write does not wait for the large ones"
+            );
         }
         child.kill();
         let outcomes: Vec<_> = transfers
             .iter()
             .map(|transfer| transfer.wait_timeout(LIMIT).expect("ends with an error"))
             .collect();
-        assert!(outcomes.iter().any(|outcome| !outcome.is_ok()), "not all of it was taken");
+        assert!(
+            outcomes.iter().any(|outcome| !outcome.is_ok()),
+            "not all of it was taken"
+        );
         for error in outcomes.iter().filter_map(Outcome::first_error) {
-            assert!(matches!(error, PieceError::PeerGone | PieceError::Unreachable), "{error:?}");
+            assert!(
+                matches!(error, PieceError::PeerGone | PieceError::Unreachable),
+                "{error:?}"
+            );
         }
-        eventually("nothing is left of the peer", || engine.stats().tcp_peers == 0);
+        eventually("nothing is left of the peer", || {
+            engine.stats().tcp_peers == 0
+        });
     }
     let (_child, remote) = owner();
-    assert_eq!(write_some(&engine, &local, &remote).first_error(), None, "the engine goes on");
+    assert_eq!(
+        write_some(&engine, &local, &remote).first_error(),
+        None,
+        "the engine goes on"
+    );
 }
 
 // contract: transport-8
@@ -144,21 +181,38 @@ fn a_peer_that_stands_still_for_a_while_is_waited_for() {
 #[test]
 fn a_peer_that_stands_still_for_too_long_is_given_up_and_served_again_later() {
     let progress = Duration::from_millis(300);
-    let engine = engine(Deadlines { progress, connect: progress, ..patient() });
+    let engine = engine(Deadlines {
+        progress,
+        connect: progress,
+        ..patient()
+    });
     let local = local(&engine, 10);
     let (mut child, remote) = owner();
     assert_eq!(write_some(&engine, &local, &remote).first_error(), None);
     child.stop();
-    for transfer in [write_all(&engine, &local, &remote), write_all(&engine, &local, &remote)] {
+    for transfer in [
+        write_all(&engine, &local, &remote),
+        write_all(&engine, &local, &remote),
+    ] {
         let outcome = transfer.wait_timeout(LIMIT).expect("is given up");
         assert_eq!(outcome.first_error(), Some(PieceError::Stalled));
     }
     let small = write_some(&engine, &local, &remote);
-    assert_eq!(small.first_error(), Some(PieceError::Unreachable), "it does not greet");
-    eventually("nothing is held for it", || engine.stats().tcp_connections == 0);
+    assert_eq!(
+        small.first_error(),
+        Some(PieceError::Unreachable),
+        "it does not greet"
+    );
+    eventually("nothing is held for it", || {
+        engine.stats().tcp_connections == 0
+    });
     child.resume();
-    eventually("it is back", || write_some(&engine, &local, &remote).is_ok());
-    let outcome = write_all(&engine, &local, &remote).wait_timeout(LIMIT).expect("ends");
+    eventually("it is back", || {
+        write_some(&engine, &local, &remote).is_ok()
+    });
+    let outcome = write_all(&engine, &local, &remote)
+        .wait_timeout(LIMIT)
+        .expect("ends");
     assert_eq!(outcome.first_error(), None);
     assert_eq!(child.ask("10"), "true");
 }
@@ -166,7 +220,11 @@ fn a_peer_that_stands_still_for_too_long_is_given_up_and_served_again_later() {
 #[test]
 fn a_transfer_that_takes_too_long_is_a_timeout() {
     let progress = Duration::from_millis(1500);
-    let engine = engine(Deadlines { transfer: Duration::from_millis(300), progress, connect: LIMIT });
+    let engine = engine(Deadlines {
+        transfer: Duration::from_millis(300),
+        progress,
+        connect: LIMIT,
+    });
     let local = local(&engine, 11);
     let (child, remote) = owner();
     assert!(engine.probe(&remote.endpoint, LIMIT).wait().is_ok());
@@ -178,7 +236,13 @@ fn a_transfer_that_takes_too_long_is_a_timeout() {
     });
     let transfer = submit(&engine, &remote, Direction::Write, pieces.collect());
     let outcome = transfer.wait_timeout(LIMIT).expect("ends");
-    let count = |error| outcome.pieces.iter().filter(|piece| **piece == Err(error)).count();
+    let count = |error| {
+        outcome
+            .pieces
+            .iter()
+            .filter(|piece| **piece == Err(error))
+            .count()
+    };
     let (late, stalled) = (count(PieceError::Timeout), count(PieceError::Stalled));
     assert!(late > 0 && late + stalled == 64, "{late} and {stalled}");
 }

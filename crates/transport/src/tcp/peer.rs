@@ -89,7 +89,11 @@ impl PeerShared {
     pub(super) fn lane_fails(&self, was_up: bool) -> Vec<Run> {
         let mut state = self.state.lock();
         state.end(was_up);
-        if state.live == 0 || (was_up && state.up == 0) { state.queue.drain() } else { Vec::new() }
+        if state.live == 0 || (was_up && state.up == 0) {
+            state.queue.drain()
+        } else {
+            Vec::new()
+        }
     }
 
     pub(super) fn expired(&self, now: Instant) -> Vec<(Run, PieceError)> {

@@ -12,8 +12,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::frame::{
-    FLAG_STATUSES, FLAG_TRAILER, HEADER_LEN, Header, Kind, MAX_PAYLOAD_ACCEPTED, WireOp, WireRegion,
-    decode_status,
+    FLAG_STATUSES, FLAG_TRAILER, HEADER_LEN, Header, Kind, MAX_PAYLOAD_ACCEPTED, WireOp,
+    WireRegion, decode_status,
 };
 use super::hello::{ClientHello, SERVER_HELLO_LEN, ServerHello, Verdict, conclude};
 use crate::batch::{Batch, Direction, Piece, RemoteSlice};
@@ -26,11 +26,18 @@ use crate::testing::{eventually, pattern};
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn config() -> EngineConfig {
-    EngineConfig { transports: TransportSet::only(TransportKind::Tcp), ..EngineConfig::default() }
+    EngineConfig {
+        transports: TransportSet::only(TransportKind::Tcp),
+        ..EngineConfig::default()
+    }
 }
 
 fn memory(engine: &Engine, len: u64, access: Access) -> Memory {
-    let options = AllocateOptions { access, generation_tags: true, ..AllocateOptions::default() };
+    let options = AllocateOptions {
+        access,
+        generation_tags: true,
+        ..AllocateOptions::default()
+    };
     engine.allocate(len, options).expect("some memory")
 }
 
@@ -56,7 +63,13 @@ impl Raw {
 
     fn hello(owner: &Engine, token: bool) -> ClientHello {
         let to = owner.endpoint().engine;
-        ClientHello { version: CURRENT, from: EngineId(1), to, nonce: draw_nonce(), has_token: token }
+        ClientHello {
+            version: CURRENT,
+            from: EngineId(1),
+            to,
+            nonce: draw_nonce(),
+            has_token: token,
+        }
     }
 
     /// Connects and greets as it should be.
@@ -81,7 +94,11 @@ impl Raw {
 
     /// A whole frame, as forged.
     fn frame(&mut self, kind: Kind, region: WireRegion, op: WireOp, payload: &[u8]) {
-        let asked = if kind == Kind::Write { payload.len() as u64 } else { op.len.min(4096) };
+        let asked = if kind == Kind::Write {
+            payload.len() as u64
+        } else {
+            op.len.min(4096)
+        };
         let mut bytes = Vec::new();
         Header {
             kind,
@@ -139,7 +156,9 @@ impl Raw {
 fn assert_serves(owner: &Engine, memory: &Memory) {
     let client = Engine::start(config()).expect("an engine");
     let bytes = pattern::bytes(77, 4096);
-    let local = client.register(bytes.clone().into(), Access::LocalOnly).expect("a buffer");
+    let local = client
+        .register(bytes.clone().into(), Access::LocalOnly)
+        .expect("a buffer");
     let region = memory.region();
     let run = |direction| {
         let remote = RemoteSlice {
@@ -152,7 +171,13 @@ fn assert_serves(owner: &Engine, memory: &Memory) {
         let local = local.slice(0, 4096).expect("inside");
         let pieces = vec![Piece { local, remote }];
         let peer = Arc::new(owner.endpoint().clone());
-        let batch = Batch { peer, direction, pieces, checksum: false, deadline: None };
+        let batch = Batch {
+            peer,
+            direction,
+            pieces,
+            checksum: false,
+            deadline: None,
+        };
         assert_eq!(client.submit(batch).wait().first_error(), None);
     };
     run(Direction::Write);
@@ -172,27 +197,85 @@ fn dev_08_a_peer_touches_nothing_that_it_was_not_given() {
     gone.unregister(LIMIT).expect("nobody uses it");
     let named = |memory: &Memory| {
         let region = memory.region();
-        WireRegion { region: region.region, capability: region.capability }
+        WireRegion {
+            region: region.region,
+            capability: region.capability,
+        }
     };
-    let at = |offset: u64, len: u64| WireOp { region: 0, offset, len, generation: None };
+    let at = |offset: u64, len: u64| WireOp {
+        region: 0,
+        offset,
+        len,
+        generation: None,
+    };
     let payload = vec![0xEE; 16];
     let end = open.len();
     let forged = [
-        ("an address as a region", WireRegion { region: RegionId(open.addr() as u64), ..named(&open) }, at(0, 16), Refusal::UnknownRegion),
-        ("an address as an offset", named(&open), at(private.addr() as u64, 16), Refusal::OutOfBounds),
-        ("the last bytes and some beyond", named(&open), at(end - 8, 16), Refusal::OutOfBounds),
-        ("an offset that wraps around", named(&open), at(u64::MAX - 7, 16), Refusal::OutOfBounds),
-        ("memory that is not for peers", named(&private), at(0, 16), Refusal::AccessDenied),
-        ("memory that was unregistered", named(&gone), at(0, 16), Refusal::UnknownRegion),
-        ("a guessed capability", WireRegion { capability: Capability::draw(), ..named(&open) }, at(0, 16), Refusal::BadCapability),
+        (
+            "an address as a region",
+            WireRegion {
+                region: RegionId(open.addr() as u64),
+                ..named(&open)
+            },
+            at(0, 16),
+            Refusal::UnknownRegion,
+        ),
+        (
+            "an address as an offset",
+            named(&open),
+            at(private.addr() as u64, 16),
+            Refusal::OutOfBounds,
+        ),
+        (
+            "the last bytes and some beyond",
+            named(&open),
+            at(end - 8, 16),
+            Refusal::OutOfBounds,
+        ),
+        (
+            "an offset that wraps around",
+            named(&open),
+            at(u64::MAX - 7, 16),
+            Refusal::OutOfBounds,
+        ),
+        (
+            "memory that is not for peers",
+            named(&private),
+            at(0, 16),
+            Refusal::AccessDenied,
+        ),
+        (
+            "memory that was unregistered",
+            named(&gone),
+            at(0, 16),
+            Refusal::UnknownRegion,
+        ),
+        (
+            "a guessed capability",
+            WireRegion {
+                capability: Capability::draw(),
+                ..named(&open)
+            },
+            at(0, 16),
+            Refusal::BadCapability,
+        ),
     ];
     let mut counted = 0;
     let security = || owner.stats().security_refusals;
     for (what, region, op, refusal) in &forged {
         for kind in [Kind::Read, Kind::Write] {
             let mut raw = Raw::open(&owner);
-            raw.frame(kind, *region, *op, if kind == Kind::Write { &payload } else { &[] });
-            assert_eq!(raw.answer(), Answer::Statuses(vec![Err(*refusal)]), "{kind:?} of {what}");
+            raw.frame(
+                kind,
+                *region,
+                *op,
+                if kind == Kind::Write { &payload } else { &[] },
+            );
+            assert_eq!(
+                raw.answer(),
+                Answer::Statuses(vec![Err(*refusal)]),
+                "{kind:?} of {what}"
+            );
             counted += 1;
             assert_eq!(security(), counted, "{kind:?} of {what} is counted once");
             // The connection lives, and what is allowed is still done on it.
@@ -204,14 +287,26 @@ fn dev_08_a_peer_touches_nothing_that_it_was_not_given() {
     for len in [0, 1 << 63, u64::MAX] {
         let mut raw = Raw::open(&owner);
         raw.frame(Kind::Read, named(&open), at(0, len), &[]);
-        let refusal = if len == 0 { Refusal::BadLength } else { Refusal::OutOfBounds };
-        assert_eq!(raw.answer(), Answer::Statuses(vec![Err(refusal)]), "a read of {len} bytes");
+        let refusal = if len == 0 {
+            Refusal::BadLength
+        } else {
+            Refusal::OutOfBounds
+        };
+        assert_eq!(
+            raw.answer(),
+            Answer::Statuses(vec![Err(refusal)]),
+            "a read of {len} bytes"
+        );
         counted += 1;
         assert_eq!(security(), counted);
     }
     let mut raw = Raw::open(&owner);
     raw.frame(Kind::Write, named(&open), at(0, 0), &[]);
-    assert_eq!(raw.answer(), Answer::Statuses(vec![Err(Refusal::BadLength)]), "a write of no bytes");
+    assert_eq!(
+        raw.answer(),
+        Answer::Statuses(vec![Err(Refusal::BadLength)]),
+        "a write of no bytes"
+    );
     assert_eq!(security(), counted + 1);
     // A write of 2^63 bytes can't be answered: nobody knows where the next frame begins.
     let malformed = owner.stats().malformed;
@@ -232,7 +327,11 @@ fn dev_08_bytes_that_are_no_frames_close_their_connection_and_nothing_else() {
     let before = pattern::fill(&open, 1);
     let mut random = SmallRng::seed_from_u64(8);
     for round in 0..64 {
-        let mut raw = if round % 2 == 0 { Raw::open(&owner) } else { Raw::connect(&owner) };
+        let mut raw = if round % 2 == 0 {
+            Raw::open(&owner)
+        } else {
+            Raw::connect(&owner)
+        };
         let mut bytes = vec![0; random.random_range(1..4096)];
         random.fill(bytes.as_mut_slice());
         if round % 4 == 0 {
@@ -246,29 +345,59 @@ fn dev_08_bytes_that_are_no_frames_close_their_connection_and_nothing_else() {
     let mut raw = Raw::open(&owner);
     let mut header = Vec::new();
     let too_long = MAX_PAYLOAD_ACCEPTED + 1;
-    Header { kind: Kind::Write, flags: 0, count: 1, regions: 1, seq: 0, payload: too_long }.encode(&mut header);
+    Header {
+        kind: Kind::Write,
+        flags: 0,
+        count: 1,
+        regions: 1,
+        seq: 0,
+        payload: too_long,
+    }
+    .encode(&mut header);
     raw.send(&header);
-    assert!(raw.is_closed(), "a payload that is too long is not waited for");
+    assert!(
+        raw.is_closed(),
+        "a payload that is too long is not waited for"
+    );
     assert!(owner.stats().malformed > 0);
     pattern::assert_same(&pattern::read(&open), &before, "memory of the owner");
     assert_serves(&owner, &open);
     let left = || owner.stats().tcp_connections;
-    assert!(eventually(LIMIT, || left() == 0), "{} connections are left", left());
+    assert!(
+        eventually(LIMIT, || left() == 0),
+        "{} connections are left",
+        left()
+    );
 }
 
 // contract: transport-12
 #[test]
 fn without_the_token_no_byte_moves() {
     let token = SharedToken::new("the secret of this cluster").expect("long enough");
-    let owner = Engine::start(EngineConfig { token: Some(token), ..config() }).expect("an engine");
+    let owner = Engine::start(EngineConfig {
+        token: Some(token),
+        ..config()
+    })
+    .expect("an engine");
     let open = memory(&owner, 4096, Access::RemoteReadWrite);
     let before = pattern::fill(&open, 1);
     let region = open.region();
-    let region = WireRegion { region: region.region, capability: region.capability };
-    let op = WireOp { region: 0, offset: 0, len: 16, generation: None };
+    let region = WireRegion {
+        region: region.region,
+        capability: region.capability,
+    };
+    let op = WireOp {
+        region: 0,
+        offset: 0,
+        len: 16,
+        generation: None,
+    };
 
     let mut none = Raw::connect(&owner);
-    assert_eq!(none.greet(&Raw::hello(&owner, false)).verdict, Verdict::Token);
+    assert_eq!(
+        none.greet(&Raw::hello(&owner, false)).verdict,
+        Verdict::Token
+    );
     none.frame(Kind::Write, region, op, &[0xEE; 16]);
     assert!(none.is_closed());
 
@@ -277,7 +406,11 @@ fn without_the_token_no_byte_moves() {
     let answer = wrong.greet(&hello);
     assert_eq!(answer.verdict, Verdict::Welcome);
     let guess = SharedToken::new("a guess at the secret").expect("long enough");
-    assert_eq!(conclude(&hello, &answer, Some(&guess)), Err(PieceError::NotTrusted), "nor is the owner believed");
+    assert_eq!(
+        conclude(&hello, &answer, Some(&guess)),
+        Err(PieceError::NotTrusted),
+        "nor is the owner believed"
+    );
     wrong.send(&[0x55; 32]);
     wrong.frame(Kind::Write, region, op, &[0xEE; 16]);
     assert!(wrong.is_closed());
@@ -300,25 +433,58 @@ fn a_peer_that_stops_in_the_middle_keeps_nothing() {
         connect: Duration::from_millis(200),
         ..Deadlines::default()
     };
-    let owner = Engine::start(EngineConfig { deadlines, ..config() }).expect("an engine");
+    let owner = Engine::start(EngineConfig {
+        deadlines,
+        ..config()
+    })
+    .expect("an engine");
     let open = memory(&owner, 4096, Access::RemoteReadWrite);
     let region = open.region();
-    let region = WireRegion { region: region.region, capability: region.capability };
+    let region = WireRegion {
+        region: region.region,
+        capability: region.capability,
+    };
     let mut silent = Raw::connect(&owner);
     let mut half = Raw::open(&owner);
     let mut bytes = Vec::new();
-    Header { kind: Kind::Write, flags: 0, count: 1, regions: 1, seq: 0, payload: 4096 }.encode(&mut bytes);
+    Header {
+        kind: Kind::Write,
+        flags: 0,
+        count: 1,
+        regions: 1,
+        seq: 0,
+        payload: 4096,
+    }
+    .encode(&mut bytes);
     region.encode(&mut bytes);
-    WireOp { region: 0, offset: 0, len: 4096, generation: None }.encode(&mut bytes);
+    WireOp {
+        region: 0,
+        offset: 0,
+        len: 4096,
+        generation: None,
+    }
+    .encode(&mut bytes);
     bytes.extend_from_slice(&[1; 100]);
     half.send(&bytes);
     // Idle between frames is nothing to be closed for.
     let mut idle = Raw::open(&owner);
-    open.unregister(LIMIT).expect("a half frame holds the region for the progress deadline only");
+    open.unregister(LIMIT)
+        .expect("a half frame holds the region for the progress deadline only");
     half.seq = 1;
     assert!(half.is_closed());
-    assert!(silent.is_closed(), "a greeting is due within the connect deadline");
-    let op = WireOp { region: 0, offset: 0, len: 16, generation: None };
+    assert!(
+        silent.is_closed(),
+        "a greeting is due within the connect deadline"
+    );
+    let op = WireOp {
+        region: 0,
+        offset: 0,
+        len: 16,
+        generation: None,
+    };
     idle.frame(Kind::Read, region, op, &[]);
-    assert_eq!(idle.answer(), Answer::Statuses(vec![Err(Refusal::UnknownRegion)]));
+    assert_eq!(
+        idle.answer(),
+        Answer::Statuses(vec![Err(Refusal::UnknownRegion)])
+    );
 }
