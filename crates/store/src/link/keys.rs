@@ -20,6 +20,7 @@ use layercake_protocol::replica::{
 };
 use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request as Body;
+use tokio::time::Instant;
 
 use super::MasterLink;
 use super::codec::encode_body;
@@ -32,6 +33,9 @@ use crate::error::StoreError;
 const KEY_OVERHEAD: usize = 8;
 const REF_OVERHEAD: usize = 24;
 const START_OVERHEAD: usize = 80;
+
+/// The longest wait that one message asks for; masters bound it.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_mins(5);
 
 type KeyResults = Vec<Result<(), Refusal>>;
 
@@ -244,21 +248,38 @@ impl MasterLink {
         keys: &[ObjectKey],
         timeout: Duration,
     ) -> Result<KeyResults, StoreError> {
-        let deadline = tokio::time::Instant::now() + timeout;
+        let deadline = Instant::now() + timeout;
         let mut results = Vec::with_capacity(keys.len());
         for part in key_parts(keys) {
             let keys = &keys[part];
             // Later parts have become complete meanwhile, or have what is left.
-            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-            let request = self.repeatable(Body::WaitComplete(wire::WaitCompleteRequest {
-                keys: texts(keys),
-                timeout_ms: millis(left),
-            }));
-            let within = left + self.shared().config.timeouts.call;
-            let answer = self.shared().call(&request, within).await?.0;
-            results.extend(self.key_results(answer, keys.len())?);
+            results.extend(self.wait_part(keys, deadline).await?);
         }
         Ok(results)
+    }
+
+    async fn wait_part(
+        &self,
+        keys: &[ObjectKey],
+        deadline: Instant,
+    ) -> Result<KeyResults, StoreError> {
+        loop {
+            let asked = Instant::now();
+            let left = deadline.saturating_duration_since(asked);
+            let wait = left.min(LONGEST_WAIT);
+            let request = self.repeatable(Body::WaitComplete(wire::WaitCompleteRequest {
+                keys: texts(keys),
+                timeout_ms: millis(wait),
+            }));
+            let within = wait + self.shared().config.timeouts.call;
+            let answer = self.shared().call(&request, within).await?.0;
+            let results = self.key_results(answer, keys.len())?;
+            // A master that has too many waits answers early: that is an answer too.
+            let ask_again = left > wait && asked.elapsed() >= wait;
+            if !ask_again || !results.contains(&Err(Refusal::NotReady)) {
+                return Ok(results);
+            }
+        }
     }
 
     /// Removes objects. `force` takes the names away even under leases; the memory is kept until

@@ -3,15 +3,17 @@
 
 use std::time::Duration;
 
+use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Generation, SegmentId};
 use layercake_protocol::replica::Segment;
 use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request as Body;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::MasterLink;
 use super::connection::Response;
-use super::keys::millis;
+use super::keys::{LONGEST_WAIT, millis};
 use super::outbox::Chore;
 use super::types::{CommandId, NodeEvent, SessionEvent};
 use crate::error::StoreError;
@@ -35,21 +37,32 @@ impl MasterLink {
     }
 
     /// Takes a segment back. With `drain` the master puts no new objects there and answers when the
-    /// last lease on the segment is over, or that time: then its objects go, leased or not.
+    /// last lease on the segment is over. If that takes longer than the time given, the answer is
+    /// [`Refusal::Leased`], and the segment goes on draining: repeat the call, or unmount without
+    /// drain, which ends it at once, leased or not.
     pub async fn unmount(
         &self,
         segment: SegmentId,
         drain: Option<Duration>,
     ) -> Result<(), StoreError> {
-        let request = self.once(Body::Unmount(wire::UnmountRequest {
-            segment_id: segment.0,
-            drain: drain.is_some(),
-            drain_timeout_ms: drain.map_or(0, millis),
-        }));
-        let within = self.shared().config.timeouts.call + drain.unwrap_or_default();
-        match self.shared().call(&request, within).await?.0 {
-            Response::Done(_) => Ok(()),
-            _ => Err(self.shared().wrong_kind()),
+        let deadline = Instant::now() + drain.unwrap_or_default();
+        loop {
+            let asked = Instant::now();
+            let left = deadline.saturating_duration_since(asked);
+            let wait = left.min(LONGEST_WAIT);
+            let request = self.once(Body::Unmount(wire::UnmountRequest {
+                segment_id: segment.0,
+                drain: drain.is_some(),
+                drain_timeout_ms: millis(wait),
+            }));
+            let within = wait + self.shared().config.timeouts.call;
+            match self.shared().call(&request, within).await {
+                Ok((Response::Done(_), _)) => return Ok(()),
+                Ok(_) => return Err(self.shared().wrong_kind()),
+                Err(StoreError::Refused(Refusal::Leased))
+                    if left > wait && asked.elapsed() >= wait => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 

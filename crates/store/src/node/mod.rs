@@ -254,8 +254,9 @@ impl Node {
     }
 
     /// Takes a mounted segment back. With `drain` the master places nothing there any more, and the
-    /// segment goes when its last lease is over, or that time; without, its objects go at once. Then
-    /// its memory is freed, when nothing moves in it any more, or by the deadline of a call.
+    /// segment goes when its last lease is over; if that takes longer than the time given, this fails
+    /// with [`Refusal::Leased`], the segment goes on draining, and the call can be repeated. Without
+    /// `drain` its objects go at once. Its memory is freed when nothing moves in it any more.
     pub async fn unmount(&self, id: SegmentId, drain: Option<Duration>) -> Result<(), StoreError> {
         let leaving = self.shared.slots.lock().leave(id);
         let Some((slot, stock, life)) = leaving else {
