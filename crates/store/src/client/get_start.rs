@@ -33,13 +33,16 @@ pub struct GetOptions {
     pub recency: Recency,
     /// Refuse objects of another deployment.
     pub fingerprint: Option<Fingerprint>,
+    /// Leave the leases to run out after the sessions' end instead of giving them back: whoever asks next
+    /// finds the object protected for as long as a lease lasts, and the end costs no message.
+    pub keep_lease: bool,
 }
 
 impl From<Recency> for GetOptions {
     fn from(recency: Recency) -> Self {
         Self {
             recency,
-            fingerprint: None,
+            ..Self::default()
         }
     }
 }
@@ -89,7 +92,7 @@ async fn start(
 ) -> Vec<Result<GetSession, StoreError>> {
     let mut answers: Vec<Option<Result<GetSession, StoreError>>> = Vec::new();
     let mut open = Vec::with_capacity(keys.len());
-    for (index, lease) in lease_keys(core, keys, options.recency)
+    for (index, lease) in lease_keys(core, keys, options.recency, options.keep_lease)
         .await
         .into_iter()
         .enumerate()
@@ -175,6 +178,7 @@ pub(super) async fn lease_keys(
     core: &Arc<Core>,
     keys: &[ObjectKey],
     recency: Recency,
+    keep_lease: bool,
 ) -> Vec<Result<Candidate, StoreError>> {
     if keys.is_empty() {
         return Vec::new();
@@ -201,6 +205,9 @@ pub(super) async fn lease_keys(
             .ok()
             .map(|found| (found.generation(), grant));
         let lease = starting.answer(granted);
+        if keep_lease && let Some(lease) = &lease {
+            lease.lease().keep();
+        }
         if result.is_ok() {
             core.counters.hits.one()
         } else {

@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::ids::Generation;
@@ -24,6 +25,8 @@ use parking_lot::Mutex;
 pub(crate) struct Lease {
     object: ObjectRef,
     term: Mutex<Term>,
+    /// It runs out by itself when its last session has ended.
+    kept: AtomicBool,
 }
 
 /// The lease is over.
@@ -51,6 +54,7 @@ impl Lease {
         let lease = Self {
             object,
             term: Mutex::new(term),
+            kept: AtomicBool::new(false),
         };
         lease.renewed(grant);
         lease
@@ -58,6 +62,11 @@ impl Lease {
 
     pub(crate) fn object(&self) -> &ObjectRef {
         &self.object
+    }
+
+    /// Leaves the lease to run out instead of giving it back.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
     }
 
     /// Starts a read under the lease.
@@ -229,7 +238,7 @@ impl LeaseTable {
         };
         if entry.starting == 0 {
             entry.held.retain(|held| {
-                if held.sessions == 0 {
+                if held.sessions == 0 && !held.lease.kept.load(Ordering::Relaxed) {
                     gives.push(held.lease.object.clone());
                     entry.giving += 1;
                 }

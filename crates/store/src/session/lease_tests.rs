@@ -200,3 +200,26 @@ fn leases_in_use_are_renewed_in_time_and_idle_ones_are_left_to_run_out() {
     assert!(table.due(now + IDLE * 2, IDLE).is_empty());
     assert_eq!(lease.end_read(now), Err(Over));
 }
+
+#[test]
+fn a_kept_lease_is_not_given_back() {
+    let (mut table, mut gives, now) = (LeaseTable::default(), Vec::new(), Instant::now());
+    let grant = Grant {
+        sent: now,
+        lease: LEASE,
+    };
+    let mut start = |table: &mut LeaseTable| {
+        table.begin_start(&key(1));
+        let granted = Some((Generation(1), grant));
+        table
+            .finish_start(&key(1), granted, now, &mut gives)
+            .expect("granted")
+    };
+    let (kept, other) = (start(&mut table), start(&mut table));
+    kept.keep();
+    table.end(&other, &mut gives);
+    table.end(&kept, &mut gives);
+    assert_eq!(gives, [], "one session wanted it kept");
+    assert!(table.due(now + LEASE / 2, IDLE).is_empty(), "nor renewed");
+    assert!(table.may_start(&key(1)));
+}

@@ -8,6 +8,7 @@ use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::{Checksums, HeaderState, ObjectHeader};
 use layercake_protocol::ids::{Epoch, Generation};
 use layercake_protocol::key::{ObjectKey, Tenant};
+use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::ObjectRef;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -265,6 +266,12 @@ impl PutSession {
     /// Where the bytes go: one entry per replica.
     pub fn replicas(&self) -> impl ExactSizeIterator<Item = layercake_protocol::replica::Replica> {
         self.shared.places.iter().map(|place| place.replica)
+    }
+
+    /// What an end would refuse for: bytes that nobody wrote, or whose last write failed. In order.
+    pub fn missing(&self) -> Vec<ByteRange> {
+        self.shared
+            .with(|state| state.written().missing(self.shared.size).collect())
     }
 
     /// Bytes written so far, each counted once.
