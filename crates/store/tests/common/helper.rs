@@ -12,10 +12,10 @@ use tokio::process::{Child, ChildStdout, Command};
 use super::PATIENCE;
 
 /// The variable that carries a helper's orders.
-pub const ORDERS: &str = "LAYERCAKE_TEST_HELPER";
+pub(crate) const ORDERS: &str = "LAYERCAKE_TEST_HELPER";
 
 /// A helper process. Killed when dropped.
-pub struct Helper {
+pub(crate) struct Helper {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -23,9 +23,15 @@ pub struct Helper {
 impl Helper {
     /// Runs the ignored test `name` of this binary with `orders`, and waits until it is ready. Gives
     /// what it said.
-    pub async fn start(name: &str, orders: &str) -> (Self, String) {
+    pub(crate) async fn start(name: &str, orders: &str) -> (Self, String) {
         let mut child = Command::new(std::env::current_exe().expect("a running binary"))
-            .args(["--ignored", "--exact", name, "--nocapture", "--test-threads=1"])
+            .args([
+                "--ignored",
+                "--exact",
+                name,
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(ORDERS, orders)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -42,7 +48,7 @@ impl Helper {
     }
 
     /// Waits for a line that holds `word`; gives what follows it.
-    pub async fn wait_for(&mut self, word: &str) -> String {
+    pub(crate) async fn wait_for(&mut self, word: &str) -> String {
         let found = async {
             while let Ok(Some(line)) = self.lines.next_line().await {
                 if let Some((_, rest)) = line.split_once(word) {
@@ -51,20 +57,22 @@ impl Helper {
             }
             panic!("the helper ended without saying {word:?}");
         };
-        tokio::time::timeout(PATIENCE, found).await.expect("the helper is quick")
+        tokio::time::timeout(PATIENCE, found)
+            .await
+            .expect("the helper is quick")
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id().expect("running")
     }
 
     /// SIGKILL, and waits until the process is gone.
-    pub async fn kill(mut self) {
+    pub(crate) async fn kill(mut self) {
         self.child.kill().await.expect("it was running");
     }
 
     /// Sends a signal by its name, for instance `STOP`.
-    pub async fn signal(&self, name: &str) {
+    pub(crate) async fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([format!("-{name}"), self.pid().to_string()])
             .status()
@@ -75,12 +83,12 @@ impl Helper {
 }
 
 /// The orders of this process, if it is a helper.
-pub fn orders() -> String {
+pub(crate) fn orders() -> String {
     std::env::var(ORDERS).expect("run by the tests that need it, not by itself")
 }
 
 /// Says a line, and lives until the parent lets go or is gone.
-pub async fn ready(said: &str) {
+pub(crate) async fn ready(said: &str) {
     println!("ready {said}");
     let mut input = tokio::io::stdin();
     let mut rest = Vec::new();

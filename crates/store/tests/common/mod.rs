@@ -5,10 +5,11 @@
 //! `helper` adds processes that can be killed, `proxy` connections that can be cut at a chosen moment.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-pub mod helper;
-pub mod proxy;
+pub(crate) mod helper;
+pub(crate) mod proxy;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -22,7 +23,10 @@ use layercake_store::{
     ClientConfig, GetSession, PutSession, Range, RangeRead, RangeWrite, ReadDone, StoreClient,
     StoreError,
 };
-use layercake_transport::{Access, Engine, EngineConfig, LocalSlice, Memory, TransportKind, TransportSet};
+use layercake_transport::{
+    Access, Batch, Direction, Engine, EngineConfig, LocalSlice, Memory, Piece, RemoteSlice,
+    TransportKind, TransportSet,
+};
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -30,14 +34,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// How long a test waits for anything that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub const KIB: u64 = 1 << 10;
-pub const MIB: u64 = 1 << 20;
+pub(crate) const KIB: u64 = 1 << 10;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// How bytes travel between client and node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Via {
+pub(crate) enum Via {
     /// They share an engine.
     Local,
     Shm,
@@ -45,9 +49,9 @@ pub enum Via {
 }
 
 impl Via {
-    pub const ALL: [Self; 3] = [Self::Local, Self::Shm, Self::Tcp];
+    pub(crate) const ALL: [Self; 3] = [Self::Local, Self::Shm, Self::Tcp];
 
-    pub fn kind(self) -> TransportKind {
+    pub(crate) fn kind(self) -> TransportKind {
         match self {
             Self::Local => TransportKind::Local,
             Self::Shm => TransportKind::Shm,
@@ -56,7 +60,7 @@ impl Via {
     }
 
     /// An engine that can do no other.
-    pub fn engine(self) -> Engine {
+    pub(crate) fn engine(self) -> Engine {
         let config = EngineConfig {
             transports: TransportSet::only(self.kind()),
             ..EngineConfig::default()
@@ -67,15 +71,15 @@ impl Via {
 
 /// What a cluster is made of.
 #[derive(Clone, Debug)]
-pub struct Spec {
-    pub via: Via,
+pub(crate) struct Spec {
+    pub(crate) via: Via,
     /// One segment of so many bytes for each node.
-    pub nodes: Vec<u64>,
-    pub master: MasterConfig,
+    pub(crate) nodes: Vec<u64>,
+    pub(crate) master: MasterConfig,
 }
 
 impl Spec {
-    pub fn new(via: Via) -> Self {
+    pub(crate) fn new(via: Via) -> Self {
         let mut master = MasterConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tick: Duration::from_millis(10),
@@ -89,44 +93,46 @@ impl Spec {
         }
     }
 
-    pub fn nodes(mut self, nodes: &[u64]) -> Self {
+    pub(crate) fn nodes(mut self, nodes: &[u64]) -> Self {
         self.nodes = nodes.to_vec();
         self
     }
 
-    pub fn lease(mut self, lease: Duration) -> Self {
+    pub(crate) fn lease(mut self, lease: Duration) -> Self {
         self.master.state.lease = lease;
         self
     }
 
-    pub fn ttl(mut self, ttl: Duration) -> Self {
+    pub(crate) fn ttl(mut self, ttl: Duration) -> Self {
         self.master.state.client_ttl = ttl;
         self
     }
 
-    pub fn discard_after(mut self, time: Duration) -> Self {
+    pub(crate) fn discard_after(mut self, time: Duration) -> Self {
         self.master.state.discard_after = time;
         self
     }
 
-    pub async fn start(self) -> Cluster {
+    pub(crate) async fn start(self) -> Cluster {
         Cluster::start(self).await
     }
 }
 
 /// A running master.
-pub struct RunningMaster {
-    pub address: SocketAddr,
-    pub monitor: Monitor,
+pub(crate) struct RunningMaster {
+    pub(crate) address: SocketAddr,
+    pub(crate) monitor: Monitor,
     registry: Registry,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
 impl RunningMaster {
-    pub async fn start(config: MasterConfig) -> Self {
+    pub(crate) async fn start(config: MasterConfig) -> Self {
         let mut registry = Registry::default();
-        let bound = Master::bind(config, &mut registry).await.expect("loopback, any port");
+        let bound = Master::bind(config, &mut registry)
+            .await
+            .expect("loopback, any port");
         let (address, monitor) = (bound.local_addr(), bound.monitor());
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
@@ -144,51 +150,102 @@ impl RunningMaster {
     }
 
     /// Requests that the master has answered, by method.
-    pub fn requests(&self, method: &str) -> u64 {
+    pub(crate) fn requests(&self, method: &str) -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string");
         let label = format!("method=\"{method}\"");
         text.lines()
-            .filter(|line| line.starts_with("layercake_master_requests_total{") && line.contains(&label))
+            .filter(|line| {
+                line.starts_with("layercake_master_requests_total{") && line.contains(&label)
+            })
             .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
             .sum()
     }
 
     /// Requests about objects, of all methods.
-    pub fn object_requests(&self) -> u64 {
+    pub(crate) fn object_requests(&self) -> u64 {
         [
-            "exists", "get_start", "renew", "get_end", "put_start", "upsert_start", "put_end",
-            "put_revoke", "wait_complete", "remove",
+            "exists",
+            "get_start",
+            "renew",
+            "get_end",
+            "put_start",
+            "upsert_start",
+            "put_end",
+            "put_revoke",
+            "wait_complete",
+            "remove",
         ]
         .iter()
         .map(|method| self.requests(method))
         .sum()
     }
 
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
         self.task.await.expect("the master does not panic");
     }
 }
 
 /// A node of the cluster.
-pub struct TestNode {
-    pub engine: Engine,
-    pub link: MasterLink,
-    pub node: Node,
+pub(crate) struct TestNode {
+    pub(crate) engine: Engine,
+    pub(crate) link: MasterLink,
+    pub(crate) node: Node,
+    via: Via,
 }
 
 impl TestNode {
-    /// Its memory, to look at what is stored or to damage it.
-    pub fn memory(&self) -> Memory {
-        self.node.segments().first().expect("one segment").memory.clone()
+    /// Bytes of its segment as they are, whatever lies there.
+    pub(crate) async fn peek(&self, offset: u64, len: u64) -> Vec<u8> {
+        let engine = self.neighbour();
+        let memory = buffer(&engine, vec![0; usize::try_from(len).expect("small")]);
+        self.touch(&engine, Direction::Read, offset, &memory).await;
+        contents(&memory)
+    }
+
+    /// Damages its segment, behind everybody's back.
+    pub(crate) async fn poke(&self, offset: u64, bytes: &[u8]) {
+        let engine = self.neighbour();
+        let memory = buffer(&engine, bytes.to_vec());
+        self.touch(&engine, Direction::Write, offset, &memory).await;
+    }
+
+    async fn touch(&self, engine: &Engine, direction: Direction, offset: u64, memory: &Memory) {
+        let segment = self.node.segments().remove(0);
+        let remote = RemoteSlice {
+            region: segment.region,
+            capability: segment.capability,
+            offset,
+            len: memory.len(),
+            generation: None,
+        };
+        let transfer = engine.submit(Batch {
+            peer: Arc::new(segment.endpoint),
+            direction,
+            pieces: vec![Piece {
+                local: whole(memory),
+                remote,
+            }],
+            checksum: false,
+            deadline: None,
+        });
+        let outcome = transfer.await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+    }
+
+    fn neighbour(&self) -> Engine {
+        match self.via {
+            Via::Local => self.engine.clone(),
+            via => via.engine(),
+        }
     }
 }
 
-pub struct Cluster {
-    pub spec: Spec,
-    pub master: RunningMaster,
-    pub nodes: Vec<TestNode>,
+pub(crate) struct Cluster {
+    pub(crate) spec: Spec,
+    pub(crate) master: RunningMaster,
+    pub(crate) nodes: Vec<TestNode>,
 }
 
 impl Cluster {
@@ -204,31 +261,45 @@ impl Cluster {
             cluster.nodes.push(node);
         }
         let nodes = cluster.nodes.len() as u64;
-        eventually("all segments are mounted", || cluster.master.monitor.status().segments == nodes).await;
+        eventually("all segments are mounted", || {
+            cluster.master.monitor.status().segments == nodes
+        })
+        .await;
         cluster
     }
 
-    pub fn link_config(&self, name: &str, engine: &Engine) -> LinkConfig {
+    pub(crate) fn link_config(&self, name: &str, engine: &Engine) -> LinkConfig {
         link_config(self.master.address, name, engine)
     }
 
-    pub async fn node(&self, name: &str, len: u64) -> TestNode {
+    pub(crate) async fn node(&self, name: &str, len: u64) -> TestNode {
         let engine = self.spec.via.engine();
-        let link = MasterLink::connect(self.link_config(name, &engine)).await.expect("the master is up");
+        let link = MasterLink::connect(self.link_config(name, &engine))
+            .await
+            .expect("the master is up");
         let config = NodeConfig {
-            segments: vec![SegmentSpec::new(len)],
-            ..NodeConfig::default()
+            segments: vec![SegmentSpec {
+                len,
+                huge_pages: false,
+            }],
         };
-        let node = Node::start(config, engine.clone(), link.clone()).await.expect("a small segment");
-        TestNode { engine, link, node }
+        let node = Node::start(config, engine.clone(), link.clone())
+            .await
+            .expect("a small segment");
+        TestNode {
+            engine,
+            link,
+            node,
+            via: self.spec.via,
+        }
     }
 
     /// A client with an engine of its own, or on the first node's for [`Via::Local`].
-    pub async fn client(&self) -> StoreClient {
+    pub(crate) async fn client(&self) -> StoreClient {
         self.client_with(ClientConfig::default()).await
     }
 
-    pub async fn client_with(&self, config: ClientConfig) -> StoreClient {
+    pub(crate) async fn client_with(&self, config: ClientConfig) -> StoreClient {
         let engine = match self.spec.via {
             Via::Local => self.nodes[0].engine.clone(),
             via => via.engine(),
@@ -237,19 +308,23 @@ impl Cluster {
     }
 }
 
-pub fn link_config(master: SocketAddr, name: &str, engine: &Engine) -> LinkConfig {
+pub(crate) fn link_config(master: SocketAddr, name: &str, engine: &Engine) -> LinkConfig {
     let mut config = LinkConfig::new(master.to_string(), name);
     config.endpoint = Some(engine.endpoint().clone());
     config
 }
 
-pub async fn client(master: SocketAddr, engine: Engine, config: ClientConfig) -> StoreClient {
+pub(crate) async fn client(
+    master: SocketAddr,
+    engine: Engine,
+    config: ClientConfig,
+) -> StoreClient {
     let link = MasterLink::connect(link_config(master, "client", &engine));
     StoreClient::new(&link.await.expect("the master is up"), engine, config)
 }
 
 /// Waits until something is so; a test that waits in vain fails with what it waited for.
-pub async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let until = tokio::time::Instant::now() + PATIENCE;
     while !so() {
         assert!(tokio::time::Instant::now() < until, "in vain: {what}");
@@ -258,7 +333,7 @@ pub async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// The same with a question that takes a call.
-pub async fn eventually_async(what: &str, mut so: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually_async(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let until = tokio::time::Instant::now() + PATIENCE;
     while !so().await {
         assert!(tokio::time::Instant::now() < until, "in vain: {what}");
@@ -266,43 +341,45 @@ pub async fn eventually_async(what: &str, mut so: impl AsyncFnMut() -> bool) {
     }
 }
 
-pub fn key(name: impl AsRef<str>) -> ObjectKey {
+pub(crate) fn key(name: impl AsRef<str>) -> ObjectKey {
     ObjectKey::new(name.as_ref()).expect("a short name")
 }
 
 /// A key that no other test has.
-pub fn fresh_key() -> ObjectKey {
+pub(crate) fn fresh_key() -> ObjectKey {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     key(format!("key-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Bytes that follow from a seed and look like nothing else.
-pub fn pattern(seed: u64, len: u64) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(len).expect("fits memory")];
     StdRng::seed_from_u64(seed).fill_bytes(&mut bytes);
     bytes
 }
 
 /// Registered local memory with these bytes.
-pub fn buffer(engine: &Engine, bytes: Vec<u8>) -> Memory {
-    engine.register(bytes.into(), Access::LocalOnly).expect("memory of its own")
+pub(crate) fn buffer(engine: &Engine, bytes: Vec<u8>) -> Memory {
+    engine
+        .register(bytes.into(), Access::LocalOnly)
+        .expect("memory of its own")
 }
 
-pub fn whole(memory: &Memory) -> LocalSlice {
+pub(crate) fn whole(memory: &Memory) -> LocalSlice {
     memory.slice(0, memory.len()).expect("inside")
 }
 
-pub fn contents(memory: &Memory) -> Vec<u8> {
+pub(crate) fn contents(memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(memory.len()).expect("mapped")];
     memory.copy_out(0, &mut bytes).expect("inside");
     bytes
 }
 
-pub fn one_replica() -> ReplicateConfig {
+pub(crate) fn one_replica() -> ReplicateConfig {
     ReplicateConfig::default()
 }
 
-pub fn replicas(count: u32) -> ReplicateConfig {
+pub(crate) fn replicas(count: u32) -> ReplicateConfig {
     ReplicateConfig {
         replicas: count,
         ..ReplicateConfig::default()
@@ -310,10 +387,15 @@ pub fn replicas(count: u32) -> ReplicateConfig {
 }
 
 /// Short-hands on one key.
-pub trait OneKey {
+pub(crate) trait OneKey {
     async fn start_put(&self, key: &ObjectKey, size: u64) -> Result<PutSession, StoreError>;
     async fn start_get(&self, key: &ObjectKey) -> Result<GetSession, StoreError>;
-    async fn write(&self, session: &PutSession, offset: u64, bytes: &[u8]) -> Result<u64, StoreError>;
+    async fn write(
+        &self,
+        session: &PutSession,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<u64, StoreError>;
     async fn read(
         &self,
         session: &GetSession,
@@ -329,17 +411,28 @@ pub trait OneKey {
 impl OneKey for StoreClient {
     async fn start_put(&self, key: &ObjectKey, size: u64) -> Result<PutSession, StoreError> {
         let entry = PutStart::new(key.clone(), size);
-        one(self.start_puts(vec![entry], &one_replica(), Recency::default()).await)
+        one(self
+            .start_puts(vec![entry], &one_replica(), Recency::default())
+            .await)
     }
 
     async fn start_get(&self, key: &ObjectKey) -> Result<GetSession, StoreError> {
-        one(self.start_gets(std::slice::from_ref(key), Recency::default()).await)
+        one(self
+            .start_gets(std::slice::from_ref(key), Recency::default())
+            .await)
     }
 
-    async fn write(&self, session: &PutSession, offset: u64, bytes: &[u8]) -> Result<u64, StoreError> {
+    async fn write(
+        &self,
+        session: &PutSession,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<u64, StoreError> {
         let local = whole(&buffer(self.engine(), bytes.to_vec()));
         let ranges = vec![Range { offset, local }];
-        one(self.write_ranges(vec![RangeWrite { session, ranges }]).await)
+        one(self
+            .write_ranges(vec![RangeWrite { session, ranges }])
+            .await)
     }
 
     async fn read(
@@ -349,7 +442,10 @@ impl OneKey for StoreClient {
         len: u64,
     ) -> Result<(ReadDone, Vec<u8>), StoreError> {
         let memory = buffer(self.engine(), pattern(u64::MAX, len));
-        let ranges = vec![Range { offset, local: whole(&memory) }];
+        let ranges = vec![Range {
+            offset,
+            local: whole(&memory),
+        }];
         let done = one(self.read_ranges(vec![RangeRead { session, ranges }]).await)?;
         Ok((done, contents(&memory)))
     }
@@ -359,12 +455,19 @@ impl OneKey for StoreClient {
     }
 
     async fn store(&self, key: &ObjectKey, bytes: &[u8]) {
-        let put = one(self.put_bytes(&[(key.clone(), bytes)], &one_replica()).await);
-        assert_eq!(put.expect("there is room"), layercake_store::PutOutcome::Stored);
+        let put = one(self
+            .put_bytes(&[(key.clone(), bytes)], &one_replica())
+            .await);
+        assert_eq!(
+            put.expect("there is room"),
+            layercake_store::PutOutcome::Stored
+        );
     }
 
     async fn has(&self, key: &ObjectKey) -> bool {
-        let found = one(self.exists(std::slice::from_ref(key), Recency::default()).await);
+        let found = one(self
+            .exists(std::slice::from_ref(key), Recency::default())
+            .await);
         found.expect("the master is up")
     }
 
@@ -374,13 +477,13 @@ impl OneKey for StoreClient {
 }
 
 /// The answer of a batch of one.
-pub fn one<T>(mut answers: Vec<T>) -> T {
+pub(crate) fn one<T>(mut answers: Vec<T>) -> T {
     assert_eq!(answers.len(), 1, "one answer for one entry");
     answers.remove(0)
 }
 
 /// The refusal that an error stands for.
-pub fn refusal<T: std::fmt::Debug>(result: Result<T, StoreError>) -> Refusal {
+pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, StoreError>) -> Refusal {
     match result {
         Err(StoreError::Refused(refusal)) => refusal,
         other => panic!("a refusal was expected, not {other:?}"),

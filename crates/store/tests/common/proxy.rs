@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 /// What happens to bytes of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub(crate) enum Flow {
     /// They go through.
     Open,
     /// They stay where they are.
@@ -18,8 +18,8 @@ pub enum Flow {
 }
 
 /// Forwards connections to a master.
-pub struct Proxy {
-    pub address: SocketAddr,
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
     up: watch::Sender<Flow>,
     down: watch::Sender<Flow>,
     /// Raised to end all connections.
@@ -28,8 +28,10 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    pub async fn start(to: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback, any port");
+    pub(crate) async fn start(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("loopback, any port");
         let address = listener.local_addr().expect("bound");
         let (up, up_flow) = watch::channel(Flow::Open);
         let (down, down_flow) = watch::channel(Flow::Open);
@@ -68,17 +70,17 @@ impl Proxy {
     }
 
     /// From the clients to the master.
-    pub fn up(&self, flow: Flow) {
+    pub(crate) fn up(&self, flow: Flow) {
         self.up.send_replace(flow);
     }
 
     /// From the master to the clients.
-    pub fn down(&self, flow: Flow) {
+    pub(crate) fn down(&self, flow: Flow) {
         self.down.send_replace(flow);
     }
 
     /// Ends all connections; what is held is lost. New ones are open.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
         self.up(Flow::Open);
         self.down(Flow::Open);

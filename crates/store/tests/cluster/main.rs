@@ -1,0 +1,13 @@
+//! Clients, nodes and a master together, over real transports.
+//!
+//! `dev_*` are the cases of the same number, `session_*` the rules of range sessions, `client_*` whole
+//! objects. One binary, since linking takes longer than running.
+
+mod client_objects;
+#[path = "../common/mod.rs"]
+mod common;
+mod dev_leases;
+mod dev_puts;
+mod dev_sessions;
+mod session_commit;
+mod session_rules;

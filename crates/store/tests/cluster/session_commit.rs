@@ -1,0 +1,269 @@
+//! Ends and revokes whose answers are lost, and a master that comes and goes (cases 4.12, R5, R6).
+//!
+//! The client's connection to the master goes through a proxy that holds bytes back or cuts.
+
+use std::time::Duration;
+
+use crate::common;
+use crate::common::proxy::{Flow, Proxy};
+use crate::common::{
+    Cluster, KIB, OneKey as _, PATIENCE, Spec, Via, eventually, eventually_async, fresh_key, one,
+    pattern, refusal,
+};
+use layercake_protocol::error::Refusal;
+use layercake_store::link::{LinkState, MasterLink};
+use layercake_store::{ClientConfig, EndError, PutSession, StoreClient, StoreError};
+
+/// A client behind a proxy, and another one beside it to look at the master.
+struct Scene {
+    cluster: Cluster,
+    proxy: Proxy,
+    client: StoreClient,
+    observer: StoreClient,
+}
+
+async fn scene(lease: Duration) -> Scene {
+    let cluster = Spec::new(Via::Shm).lease(lease).start().await;
+    let proxy = Proxy::start(cluster.master.address).await;
+    let engine = Via::Shm.engine();
+    let mut config = common::link_config(proxy.address, "behind the proxy", &engine);
+    config.timeouts.call = Duration::from_millis(400);
+    config.timeouts.ping = PATIENCE;
+    let link = MasterLink::connect(config)
+        .await
+        .expect("the proxy is open");
+    let client = StoreClient::new(&link, engine, ClientConfig::default());
+    let observer = cluster.client().await;
+    Scene {
+        cluster,
+        proxy,
+        client,
+        observer,
+    }
+}
+
+impl Scene {
+    async fn written(&self, seed: u64) -> PutSession {
+        let session = self
+            .client
+            .start_put(&fresh_key(), 4 * KIB)
+            .await
+            .expect("there is room");
+        self.client
+            .write(&session, 0, &pattern(seed, 4 * KIB))
+            .await
+            .expect("the node is up");
+        session
+    }
+
+    async fn up_again(&self) {
+        eventually("the link is up", || {
+            matches!(self.client.link().state(), LinkState::Up { .. })
+        })
+        .await;
+    }
+}
+
+fn sealed(failed: EndError) -> PutSession {
+    assert!(
+        matches!(
+            failed.error,
+            StoreError::MasterUnreachable { .. } | StoreError::MasterTimeout { .. }
+        ),
+        "{}",
+        failed.error
+    );
+    failed.session.expect("the call can be repeated")
+}
+
+// contract: session-6, session-7
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_can_be_repeated() {
+    let scene = scene(Duration::from_secs(10)).await;
+    let session = scene.written(1).await;
+    let key = session.key().clone();
+    scene.proxy.down(Flow::Held);
+    let failed = one(scene.client.end_puts(vec![session]).await).expect_err("no answer comes");
+    eventually_async("the commit is applied", async || {
+        scene.observer.has(&key).await
+    })
+    .await;
+    let session = sealed(failed);
+    scene.proxy.cut();
+    scene.up_again().await;
+    scene
+        .client
+        .end(session)
+        .await
+        .expect("applied already, which is fine");
+    assert_eq!(
+        scene.observer.load(&key).await.expect("complete"),
+        pattern(1, 4 * KIB)
+    );
+    assert_eq!(scene.cluster.master.monitor.status().objects, 1);
+}
+
+// contract: session-5, session-7
+#[tokio::test]
+async fn a_commit_that_never_arrived_can_be_repeated_and_takes_no_ranges_meanwhile() {
+    let scene = scene(Duration::from_secs(10)).await;
+    let session = scene.written(2).await;
+    let key = session.key().clone();
+    scene.proxy.up(Flow::Held);
+    let failed = one(scene.client.end_puts(vec![session]).await).expect_err("it does not arrive");
+    let session = sealed(failed);
+    let refused = scene
+        .client
+        .write(&session, 0, &[0; 16])
+        .await
+        .expect_err("sealed");
+    assert!(matches!(refused, StoreError::SessionEnded), "{refused}");
+    assert!(!scene.observer.has(&key).await);
+    scene.proxy.cut();
+    scene.up_again().await;
+    scene.client.end(session).await.expect("repeated");
+    assert_eq!(
+        scene.observer.load(&key).await.expect("complete"),
+        pattern(2, 4 * KIB)
+    );
+}
+
+// contract: session-6
+#[tokio::test]
+async fn a_revoke_whose_answer_is_lost_can_be_repeated() {
+    let scene = scene(Duration::from_secs(10)).await;
+    let session = scene.written(3).await;
+    let key = session.key().clone();
+    scene.proxy.down(Flow::Held);
+    let failed = one(scene.client.revoke_puts(vec![session]).await).expect_err("no answer comes");
+    let session = sealed(failed);
+    scene.proxy.cut();
+    scene.up_again().await;
+    one(scene.client.revoke_puts(vec![session]).await).expect("revoked, once or twice");
+    assert_eq!(scene.cluster.master.monitor.status().reserved_objects, 0);
+    scene.observer.store(&key, &pattern(4, KIB)).await;
+}
+
+// contract: session-7, session-10
+#[tokio::test]
+async fn an_end_that_was_let_go_is_finished_before_the_key_is_started_again() {
+    let scene = scene(Duration::from_secs(10)).await;
+    let session = scene.written(5).await;
+    let key = session.key().clone();
+    scene.proxy.up(Flow::Held);
+    let failed = one(scene.client.end_puts(vec![session]).await).expect_err("it does not arrive");
+    drop(sealed(failed));
+    scene.proxy.cut();
+    scene.up_again().await;
+    assert_eq!(
+        refusal(scene.client.start_put(&key, KIB).await),
+        Refusal::AlreadyExists
+    );
+    assert_eq!(
+        scene.observer.load(&key).await.expect("complete"),
+        pattern(5, 4 * KIB)
+    );
+}
+
+// contract: session-10
+#[tokio::test]
+async fn a_dropped_session_is_revoked_even_if_the_master_is_away_at_that_moment() {
+    let scene = scene(Duration::from_secs(10)).await;
+    let session = scene.written(6).await;
+    let key = session.key().clone();
+    scene.proxy.up(Flow::Held);
+    drop(session);
+    scene.proxy.cut();
+    eventually("the reservation is given back", || {
+        scene.cluster.master.monitor.status().reserved_objects == 0
+    })
+    .await;
+    scene.observer.store(&key, &pattern(7, KIB)).await;
+    assert_eq!(scene.client.stats().puts_revoked, 1);
+}
+
+// contract: lease-2
+#[tokio::test]
+async fn a_session_whose_lease_can_not_be_renewed_reads_no_further() {
+    let lease = Duration::from_millis(800);
+    let scene = scene(lease).await;
+    let key = fresh_key();
+    scene.client.store(&key, &pattern(8, 4 * KIB)).await;
+    let session = scene.client.start_get(&key).await.expect("complete");
+    let until = tokio::time::Instant::now() + lease * 3;
+    while tokio::time::Instant::now() < until {
+        let (_, bytes) = scene
+            .client
+            .read(&session, 0, 4 * KIB)
+            .await
+            .expect("renewed");
+        assert_eq!(bytes, pattern(8, 4 * KIB));
+        tokio::time::sleep(lease / 20).await;
+    }
+    scene.proxy.up(Flow::Held);
+    eventually_async("reads are refused", async || {
+        match scene.client.read(&session, 0, 4 * KIB).await {
+            Ok((_, bytes)) => {
+                assert_eq!(bytes, pattern(8, 4 * KIB));
+                false
+            }
+            Err(error) => {
+                assert_eq!(refusal::<()>(Err(error)), Refusal::LeaseExpired);
+                true
+            }
+        }
+    })
+    .await;
+    scene.proxy.cut();
+    scene.up_again().await;
+    assert_eq!(
+        refusal(scene.client.read(&session, 0, 4 * KIB).await),
+        Refusal::LeaseExpired,
+        "what was over stays over"
+    );
+    let again = scene.client.start_get(&key).await.expect("complete");
+    scene
+        .client
+        .read(&again, 0, 4 * KIB)
+        .await
+        .expect("a new session has a new lease");
+}
+
+// contract: session-17
+#[tokio::test]
+async fn while_the_master_is_gone_open_sessions_read_on_and_calls_fail_at_once() {
+    let Scene {
+        cluster,
+        proxy,
+        client,
+        observer,
+    } = scene(Duration::from_secs(10)).await;
+    let key = fresh_key();
+    client.store(&key, &pattern(9, 4 * KIB)).await;
+    let session = client.start_get(&key).await.expect("complete");
+    drop(observer);
+    cluster.master.stop().await;
+    proxy.cut();
+    eventually("the loss is noticed", || {
+        matches!(client.link().state(), LinkState::Down(_))
+    })
+    .await;
+    let asked = tokio::time::Instant::now();
+    for _ in 0..20 {
+        let error = client.start_get(&key).await.expect_err("nobody answers");
+        assert!(
+            matches!(error, StoreError::MasterUnreachable { .. }),
+            "{error}"
+        );
+    }
+    assert!(
+        asked.elapsed() < Duration::from_secs(1),
+        "{:?} for 20 calls",
+        asked.elapsed()
+    );
+    let (_, bytes) = client
+        .read(&session, 0, 4 * KIB)
+        .await
+        .expect("no call is needed");
+    assert_eq!(bytes, pattern(9, 4 * KIB));
+}

@@ -1,0 +1,497 @@
+//! Rules of range sessions, R1 to R8, over a whole cluster.
+
+use std::time::Duration;
+
+use crate::common;
+use crate::common::{
+    Cluster, KIB, MIB, OneKey as _, Spec, Via, buffer, contents, fresh_key, one, one_replica,
+    pattern, refusal, whole,
+};
+use layercake_protocol::error::Refusal;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::{PutStart, Recency};
+use layercake_store::{
+    GetSession, PutSession, Range, RangeRead, RangeWrite, StoreClient, StoreError,
+};
+
+async fn cluster(via: Via) -> (Cluster, StoreClient) {
+    let cluster = Spec::new(via).start().await;
+    let client = cluster.client().await;
+    (cluster, client)
+}
+
+async fn start_all(client: &StoreClient, keys: &[ObjectKey], size: u64) -> Vec<PutSession> {
+    let entries = keys
+        .iter()
+        .map(|key| PutStart::new(key.clone(), size))
+        .collect();
+    let started = client
+        .start_puts(entries, &one_replica(), Recency::default())
+        .await;
+    started
+        .into_iter()
+        .map(|session| session.expect("there is room"))
+        .collect()
+}
+
+/// Writes layer `layer` of `len` bytes of every session, in one call.
+async fn write_layer(client: &StoreClient, sessions: &[PutSession], layer: u64, len: u64) {
+    let buffers: Vec<_> = (0..sessions.len() as u64)
+        .map(|seed| buffer(client.engine(), pattern(seed * 100 + layer, len)))
+        .collect();
+    let writes = sessions
+        .iter()
+        .zip(&buffers)
+        .map(|(session, memory)| RangeWrite {
+            session,
+            ranges: vec![Range {
+                offset: layer * len,
+                local: whole(memory),
+            }],
+        });
+    for written in client.write_ranges(writes.collect()).await {
+        assert_eq!(written.expect("the node is up"), len);
+    }
+}
+
+async fn read_layer(client: &StoreClient, sessions: &[GetSession], layer: u64, len: u64) {
+    let buffers: Vec<_> = sessions
+        .iter()
+        .map(|_| buffer(client.engine(), pattern(u64::MAX, len)))
+        .collect();
+    let reads = sessions
+        .iter()
+        .zip(&buffers)
+        .map(|(session, memory)| RangeRead {
+            session,
+            ranges: vec![Range {
+                offset: layer * len,
+                local: whole(memory),
+            }],
+        });
+    for done in client.read_ranges(reads.collect()).await {
+        let done = done.expect("the node is up");
+        assert_eq!(
+            (done.bytes, done.verified),
+            (len, len),
+            "whole rows are verified"
+        );
+    }
+    for (seed, memory) in (0..).zip(&buffers) {
+        assert_eq!(contents(memory), pattern(seed * 100 + layer, len));
+    }
+}
+
+async fn r1_on(via: Via) {
+    let (cluster, client) = cluster(via).await;
+    let (keys, layers, len) = (20, 8, 3 * KIB);
+    let keys: Vec<ObjectKey> = (0..keys).map(|_| fresh_key()).collect();
+    let requests = || cluster.master.object_requests();
+    let before = requests();
+    let puts = start_all(&client, &keys, layers * len).await;
+    assert_eq!(requests() - before, 1, "start is one call");
+    for layer in 0..layers {
+        write_layer(&client, &puts, layer, len).await;
+    }
+    assert_eq!(requests() - before, 1, "ranges make no call");
+    for ended in client.end_puts(puts).await {
+        ended.expect("all is written");
+    }
+    assert_eq!(requests() - before, 2, "end is one call");
+    let gets = client.start_gets(&keys, Recency::default()).await;
+    let gets: Vec<GetSession> = gets.into_iter().map(|get| get.expect("complete")).collect();
+    for layer in (0..layers).rev() {
+        read_layer(&client, &gets, layer, len).await;
+    }
+    assert_eq!(requests() - before, 3);
+    client.end_gets(gets).await;
+    assert_eq!(requests() - before, 4, "ending all of them is one call");
+    assert_eq!(
+        client
+            .engine()
+            .transport_to(cluster.nodes[0].engine.endpoint()),
+        Some(via.kind())
+    );
+}
+
+// contract: session-1
+#[tokio::test]
+async fn r1_only_start_and_end_talk_to_the_master_locally() {
+    r1_on(Via::Local).await;
+}
+
+#[tokio::test]
+async fn r1_only_start_and_end_talk_to_the_master_over_shm() {
+    r1_on(Via::Shm).await;
+}
+
+#[tokio::test]
+async fn r1_only_start_and_end_talk_to_the_master_over_tcp() {
+    r1_on(Via::Tcp).await;
+}
+
+#[tokio::test]
+async fn r2_a_call_with_thousands_of_ranges_is_taken() {
+    for via in [Via::Shm, Via::Tcp] {
+        let (_cluster, client) = cluster(via).await;
+        let (count, len) = (8_192, 256);
+        let key = fresh_key();
+        let session = client
+            .start_put(&key, count * len)
+            .await
+            .expect("there is room");
+        let source = buffer(client.engine(), pattern(5, count * len));
+        let ranges = (0..count).map(|at| Range {
+            offset: at * len,
+            local: source.slice(at * len, len).expect("inside"),
+        });
+        let write = RangeWrite {
+            session: &session,
+            ranges: ranges.collect(),
+        };
+        assert_eq!(
+            one(client.write_ranges(vec![write]).await).expect("taken"),
+            count * len
+        );
+        client.end(session).await.expect("all is written");
+        assert_eq!(
+            client.load(&key).await.expect("complete"),
+            pattern(5, count * len)
+        );
+    }
+}
+
+// contract: session-2, session-3
+#[tokio::test]
+async fn r3_a_failed_range_fails_its_key_alone_and_is_healed_by_writing_it_again() {
+    let (_cluster, client) = cluster(Via::Tcp).await;
+    let keys: Vec<ObjectKey> = (0..10).map(|_| fresh_key()).collect();
+    let mut sessions = start_all(&client, &keys, 2 * KIB).await;
+    write_layer(&client, &sessions, 0, KIB).await;
+    let good = buffer(client.engine(), pattern(1, KIB));
+    let gone = buffer(client.engine(), pattern(2, KIB));
+    let unusable = whole(&gone);
+    gone.unregister(Duration::from_secs(5))
+        .expect("nothing in flight");
+    let writes = sessions.iter().enumerate().map(|(at, session)| {
+        let local = if at == 3 {
+            unusable.clone()
+        } else {
+            whole(&good)
+        };
+        RangeWrite {
+            session,
+            ranges: vec![Range { offset: KIB, local }],
+        }
+    });
+    for (at, written) in client
+        .write_ranges(writes.collect())
+        .await
+        .into_iter()
+        .enumerate()
+    {
+        assert_eq!(written.is_ok(), at != 3, "{written:?}");
+    }
+    let failed = sessions.remove(3);
+    for ended in client.end_puts(sessions).await {
+        ended.expect("its neighbours are whole");
+    }
+    let refused = one(client.end_puts(vec![failed]).await).expect_err("a range is missing");
+    assert!(
+        matches!(
+            refused.error,
+            StoreError::Incomplete {
+                first_missing: 1024
+            }
+        ),
+        "{}",
+        refused.error
+    );
+    let session = refused.session.expect("it can be healed");
+    assert!(
+        !client.has(session.key()).await,
+        "not readable before it is whole"
+    );
+    client
+        .write(&session, KIB, &pattern(1, KIB))
+        .await
+        .expect("open again");
+    client.end(session).await.expect("whole now");
+    let expected = [pattern(300, KIB), pattern(1, KIB)].concat();
+    assert_eq!(client.load(&keys[3]).await.expect("complete"), expected);
+}
+
+// contract: session-4
+#[tokio::test]
+async fn r4_an_object_with_a_gap_is_not_committed() {
+    let (_cluster, client) = cluster(Via::Shm).await;
+    let key = fresh_key();
+    let session = client
+        .start_put(&key, 8 * KIB)
+        .await
+        .expect("there is room");
+    for layer in [0, 1, 2, 3, 4, 6, 7] {
+        client
+            .write(&session, layer * KIB, &pattern(layer, KIB))
+            .await
+            .expect("up");
+        assert!(!client.has(&key).await);
+    }
+    let refused = one(client.end_puts(vec![session]).await).expect_err("layer 5 is missing");
+    assert!(matches!(
+        refused.error,
+        StoreError::Incomplete {
+            first_missing: 5120
+        }
+    ));
+    assert_eq!(refusal(client.load(&key).await), Refusal::NotReady);
+}
+
+// contract: session-9
+#[tokio::test]
+async fn r7_ranges_that_can_not_be_refuse_their_entry_before_a_byte_moves() {
+    let (cluster, client) = cluster(Via::Tcp).await;
+    let size = 4 * KIB;
+    let (bad, good) = (fresh_key(), fresh_key());
+    let sessions = start_all(&client, &[bad.clone(), good], size).await;
+    let memory = buffer(client.engine(), pattern(9, size));
+    let range = |offset, len| Range {
+        offset,
+        local: memory.slice(0, len).expect("inside"),
+    };
+    let replica = sessions[0].replicas().next().expect("one");
+    let stored = async || cluster.nodes[0].peek(replica.payload_offset(), 16).await;
+    let before = stored().await;
+    for (ranges, is_expected) in [
+        (vec![range(0, 16), range(size - 8, 16)], "outside"),
+        (vec![range(0, 16), range(u64::MAX, 2)], "outside"),
+        (vec![range(0, 16), range(8, 0)], "0 bytes"),
+        (vec![], "no ranges"),
+    ] {
+        let writes = vec![
+            RangeWrite {
+                session: &sessions[0],
+                ranges,
+            },
+            RangeWrite {
+                session: &sessions[1],
+                ranges: vec![range(0, size)],
+            },
+        ];
+        let mut written = client.write_ranges(writes).await;
+        assert_eq!(
+            written.pop().expect("two").expect("its neighbour is fine"),
+            size
+        );
+        let error = one(written)
+            .expect_err("not a range of the object")
+            .to_string();
+        assert!(error.contains(is_expected), "{error}");
+        assert_eq!(
+            stored().await,
+            before,
+            "the good range beside the bad one did not move"
+        );
+        assert_eq!(sessions[0].written_bytes(), 0);
+    }
+}
+
+// contract: session-15
+#[tokio::test]
+async fn r7_overlaps_have_one_result_and_its_checksums() {
+    for via in [Via::Shm, Via::Tcp] {
+        let (_cluster, client) = cluster(via).await;
+        let key = fresh_key();
+        let size = 64 * KIB;
+        let session = client.start_put(&key, size).await.expect("there is room");
+        let mut expected = pattern(0, size);
+        client.write(&session, 0, &expected).await.expect("up");
+        // Several calls without waiting for the one before: the later one wins.
+        let mut calls = Vec::new();
+        for seed in 1..20_u64 {
+            let (offset, len) = (seed * 1111, 3000 + seed * 100);
+            let bytes = pattern(seed, len);
+            let at = usize::try_from(offset).expect("small");
+            expected[at..at + bytes.len()].copy_from_slice(&bytes);
+            let local = whole(&buffer(client.engine(), bytes));
+            let ranges = vec![Range { offset, local }];
+            calls.push(client.write_ranges(vec![RangeWrite {
+                session: &session,
+                ranges,
+            }]));
+        }
+        for call in calls {
+            one(call.await).expect("up");
+        }
+        // In one call, the first range of the list has the bytes.
+        let (first, second) = (pattern(77, KIB), pattern(78, KIB));
+        let ranges = [(40_000, &first), (40_500, &second)].map(|(offset, bytes)| Range {
+            offset,
+            local: whole(&buffer(client.engine(), bytes.clone())),
+        });
+        let write = RangeWrite {
+            session: &session,
+            ranges: ranges.into(),
+        };
+        assert_eq!(
+            one(client.write_ranges(vec![write]).await).expect("up"),
+            2 * KIB
+        );
+        expected[40_500..40_500 + 1024].copy_from_slice(&second);
+        expected[40_000..40_000 + 1024].copy_from_slice(&first);
+        client.end(session).await.expect("all is written");
+
+        let get = client.start_get(&key).await.expect("complete");
+        let (done, bytes) = client.read(&get, 0, size).await.expect("up");
+        assert_eq!(bytes, expected);
+        assert_eq!(
+            (done.verified, done.unverified),
+            (size, 0),
+            "rows that were cut have checksums"
+        );
+    }
+}
+
+#[tokio::test]
+async fn r7_a_key_twice_in_a_call_is_one_session_and_one_refusal() {
+    let (_cluster, client) = cluster(Via::Shm).await;
+    let key = fresh_key();
+    let entries = vec![PutStart::new(key.clone(), KIB); 2];
+    let mut started = client
+        .start_puts(entries, &one_replica(), Recency::default())
+        .await;
+    let twice = refusal(started.pop().expect("two"));
+    assert!(
+        matches!(twice, Refusal::InProgress | Refusal::AlreadyExists),
+        "{twice:?}"
+    );
+    let session = one(started).expect("the first has it");
+    client
+        .write(&session, 0, &pattern(0, KIB))
+        .await
+        .expect("up");
+    client.end(session).await.expect("whole");
+    let keys = [key.clone(), key];
+    let loaded = client.get(&keys).await;
+    assert_eq!(loaded.len(), 2);
+    for bytes in loaded {
+        assert_eq!(
+            bytes.expect("complete")[..],
+            pattern(0, KIB)[..],
+            "both get the bytes"
+        );
+    }
+}
+
+#[tokio::test]
+async fn r7_one_session_may_be_named_twice_in_a_range_call() {
+    let (_cluster, client) = cluster(Via::Tcp).await;
+    let session = client
+        .start_put(&fresh_key(), 2 * KIB)
+        .await
+        .expect("there is room");
+    let memory = buffer(client.engine(), pattern(1, 2 * KIB));
+    let part = |at| {
+        vec![Range {
+            offset: at,
+            local: memory.slice(at, KIB).expect("inside"),
+        }]
+    };
+    let writes = [0, KIB, 0].map(|at| RangeWrite {
+        session: &session,
+        ranges: part(at),
+    });
+    for written in client.write_ranges(writes.into()).await {
+        assert_eq!(written.expect("up"), KIB);
+    }
+    let key = session.key().clone();
+    client.end(session).await.expect("whole");
+    assert_eq!(
+        client.load(&key).await.expect("complete"),
+        pattern(1, 2 * KIB)
+    );
+}
+
+// contract: session-8
+#[tokio::test]
+async fn r8_of_two_clients_one_writes_and_the_other_can_follow() {
+    let (cluster, writer) = cluster(Via::Shm).await;
+    let follower = cluster.client().await;
+    let key = fresh_key();
+    let session = writer.start_put(&key, KIB).await.expect("there is room");
+    assert_eq!(
+        refusal(follower.start_put(&key, KIB).await),
+        Refusal::InProgress
+    );
+    let waits = follower.clone();
+    let waited = key.clone();
+    let wait =
+        tokio::spawn(async move { one(waits.wait_complete(&[waited], common::PATIENCE).await) });
+    writer
+        .write(&session, 0, &pattern(3, KIB))
+        .await
+        .expect("up");
+    assert!(!wait.is_finished(), "nothing is complete before the end");
+    writer.end(session).await.expect("whole");
+    wait.await.expect("no panic").expect("the writer committed");
+    assert_eq!(
+        follower.load(&key).await.expect("complete"),
+        pattern(3, KIB)
+    );
+    assert_eq!(
+        refusal(follower.start_put(&key, KIB).await),
+        Refusal::AlreadyExists
+    );
+    one(follower
+        .wait_complete(std::slice::from_ref(&key), Duration::ZERO)
+        .await)
+    .expect("complete already");
+}
+
+#[tokio::test]
+async fn r8_a_follower_learns_that_the_writer_gave_up_or_took_too_long() {
+    let (cluster, writer) = cluster(Via::Shm).await;
+    let follower = cluster.client().await;
+    let key = fresh_key();
+    let session = writer.start_put(&key, KIB).await.expect("there is room");
+    let keys = std::slice::from_ref(&key);
+    let too_soon = one(follower
+        .wait_complete(keys, Duration::from_millis(20))
+        .await);
+    assert_eq!(refusal(too_soon), Refusal::NotReady);
+    let (waited, revoked) = tokio::join!(
+        follower.wait_complete(keys, common::PATIENCE),
+        writer.revoke_puts(vec![session]),
+    );
+    one(revoked).expect("the master is up");
+    let gave_up = refusal(one(waited));
+    assert_ne!(
+        gave_up,
+        Refusal::NotReady,
+        "the writer's end was noticed, not the time-out"
+    );
+    follower
+        .start_put(&key, KIB)
+        .await
+        .expect("the key is free");
+}
+
+#[tokio::test]
+async fn the_room_of_a_revoked_session_is_free_at_once() {
+    let cluster = Spec::new(Via::Shm).nodes(&[4 * MIB]).start().await;
+    let client = cluster.client().await;
+    for _ in 0..8 {
+        let session = client
+            .start_put(&fresh_key(), 3 * MIB)
+            .await
+            .expect("free again");
+        client
+            .write(&session, 0, &pattern(0, MIB))
+            .await
+            .expect("up");
+        one(client.revoke_puts(vec![session]).await).expect("the master is up");
+        let status = cluster.master.monitor.status();
+        assert_eq!((status.used_bytes, status.quarantined_bytes), (0, 0));
+    }
+    assert_eq!(client.stats().open_puts, 0);
+}
