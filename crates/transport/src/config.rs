@@ -179,6 +179,10 @@ impl Default for Deadlines {
 
 /// What an engine is started with.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches, set by name"
+)]
 pub struct EngineConfig {
     /// Where the TCP listener binds, and nowhere else. Default `127.0.0.1:0`.
     pub listen: SocketAddr,

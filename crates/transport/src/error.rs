@@ -1,4 +1,4 @@
-//! What can go wrong: [`Error`] for calls on an engine, [`PieceError`] for one piece of a batch.
+//! What can go wrong: [`enum@Error`] for calls on an engine, [`PieceError`] for one piece of a batch.
 //!
 //! A piece's error says what the caller may do: a [`Refusal`] is the owner's answer and final for this
 //! piece as it is; the others are about the way there and may pass.

@@ -392,7 +392,7 @@ impl Job {
 }
 
 /// Stands in for a deadline that the clock can't represent.
-const FAR: Duration = Duration::from_secs(3600 * 24 * 365);
+const FAR: Duration = Duration::from_hours(24 * 365);
 
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

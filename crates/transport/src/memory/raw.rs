@@ -64,6 +64,7 @@ impl Mapping {
     }
 
     /// The mapping as 64-bit words, which whoever maps it too may change at any time.
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins on a page")]
     pub(crate) fn atomics(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, readable, lives as long as `self`, and every bit
         // pattern is valid; words that are shared are touched as atomics only, on both sides.

@@ -260,10 +260,6 @@ impl RegionEntry {
         self.pins.fetch_or(WITHDRAWN, Ordering::AcqRel);
     }
 
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.pins.load(Ordering::Acquire) & WITHDRAWN != 0
-    }
-
     pub(super) fn is_drained(&self) -> bool {
         self.pins.load(Ordering::Acquire) & !WITHDRAWN == 0
     }

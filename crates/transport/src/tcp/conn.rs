@@ -338,7 +338,7 @@ impl Conn {
                 let mut places = std::mem::take(&mut self.places);
                 places.clear();
                 reply.judge(&self.context, Direction::Read, &request, |place, _| {
-                    places.extend(place)
+                    places.extend(place);
                 });
                 self.push_reply(&header, reply, &places);
                 self.places = places;
@@ -403,7 +403,9 @@ impl Conn {
                 out.extend_from_slice(&admitted.statuses);
             }
         });
-        places.iter().for_each(|span| self.out.push_memory(*span));
+        for span in places {
+            self.out.push_memory(*span);
+        }
         self.out.push_mark();
         let trailer = admitted.has_checks().then(|| {
             let len = admitted.statuses.len();
@@ -456,7 +458,7 @@ impl Conn {
         match closed {
             Closed::Malformed(_) | Closed::NotAHello => self.context.stats.add_malformed(),
             Closed::Untrusted | Closed::TurnedAway(Verdict::Token) => {
-                self.context.stats.add_untrusted()
+                self.context.stats.add_untrusted();
             }
             Closed::ByPeer | Closed::Broken(_) | Closed::TurnedAway(_) | Closed::Stalled => {}
         }

@@ -74,14 +74,14 @@ impl InBuf {
     }
 
     /// Receives into these places first, then into the buffer: the bytes until `needed` are buffered,
-    /// and a little ahead. `places` is extended while it is used.
+    /// and a little ahead. `spans` is extended while it is used.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
-        places: &mut Vec<Span>,
+        spans: &mut Vec<Span>,
         needed: usize,
     ) -> io::Result<Received> {
-        let payload: usize = places.iter().map(|span| span.len).sum();
+        let payload: usize = spans.iter().map(|span| span.len).sum();
         let ahead = if payload >= LONG_PAYLOAD {
             AHEAD_BEHIND_PAYLOAD
         } else {
@@ -94,8 +94,8 @@ impl InBuf {
             self.start = 0;
         }
         let room = want.min(self.bytes.len() - self.end);
-        places.push(Span::of_mut(&mut self.bytes[self.end..self.end + room]));
-        match raw::receive(socket, places) {
+        spans.push(Span::of_mut(&mut self.bytes[self.end..self.end + room]));
+        match raw::receive(socket, spans) {
             Ok(0) => Ok(Received::End),
             Ok(n) => {
                 let placed = n.min(payload);

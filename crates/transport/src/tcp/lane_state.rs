@@ -37,6 +37,10 @@ pub(super) struct Settled {
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "what the socket is ready for, in independent bits"
+)]
 pub(super) struct LaneState {
     link: Link,
     /// Counted by the peer as one of its live lanes, and as a connection.

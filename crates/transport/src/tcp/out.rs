@@ -192,6 +192,7 @@ impl OutQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::os::fd::AsFd as _;
     use std::os::unix::net::UnixStream;
 
@@ -264,7 +265,7 @@ mod tests {
             prop_assert!(queue.is_empty() && patches.is_empty());
             drop(out);
             let mut received = Vec::new();
-            std::io::Read::read_to_end(&mut back, &mut received).expect("open");
+            back.read_to_end(&mut received).expect("open");
             prop_assert_eq!(received, expected);
         }
     }

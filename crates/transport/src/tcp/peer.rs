@@ -157,7 +157,9 @@ impl Peer {
         if small {
             self.best_lane().push_along();
         } else {
-            self.lanes.iter().for_each(|lane| lane.notify());
+            for lane in &self.lanes {
+                lane.notify();
+            }
         }
         Ok(())
     }

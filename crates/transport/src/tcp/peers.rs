@@ -17,7 +17,7 @@ use crate::backend::Context;
 pub(super) struct Peers {
     context: Arc<Context>,
     loops: OnceLock<Vec<Arc<LoopShared>>>,
-    peers: RwLock<HashMap<PeerKey, Arc<Peer>>>,
+    known: RwLock<HashMap<PeerKey, Arc<Peer>>>,
 }
 
 impl Peers {
@@ -25,7 +25,7 @@ impl Peers {
         Self {
             context,
             loops: OnceLock::new(),
-            peers: RwLock::default(),
+            known: RwLock::default(),
         }
     }
 
@@ -38,11 +38,11 @@ impl Peers {
     /// The peer of that name, known or new.
     pub(super) fn find(&self, engine: EngineId, addr: SocketAddr) -> Option<Arc<Peer>> {
         let key = (engine, addr);
-        if let Some(peer) = self.peers.read().get(&key) {
+        if let Some(peer) = self.known.read().get(&key) {
             return Some(Arc::clone(peer));
         }
         let loops = self.loops.get()?;
-        let mut peers = self.peers.write();
+        let mut peers = self.known.write();
         let peer = peers
             .entry(key)
             .or_insert_with(|| Arc::new(self.create(engine, addr, loops)));
@@ -75,7 +75,7 @@ impl Peers {
     pub(super) fn forget(&self, shared: &Arc<PeerShared>) {
         let key = (shared.engine, shared.addr);
         let removed = {
-            let mut peers = self.peers.write();
+            let mut peers = self.known.write();
             let same = peers
                 .get(&key)
                 .is_some_and(|peer| Arc::ptr_eq(peer.shared(), shared));

@@ -188,6 +188,10 @@ fn assert_serves(owner: &Engine, memory: &Memory) {
 
 // contract: transport-5, transport-11
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "a table of forgeries and what is made of it"
+)]
 fn dev_08_a_peer_touches_nothing_that_it_was_not_given() {
     let owner = Engine::start(config()).expect("an engine");
     let open = memory(&owner, 64 << 10, Access::RemoteReadWrite);

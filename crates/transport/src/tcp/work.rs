@@ -139,14 +139,13 @@ impl Frame {
                 Some(error) => Err(error),
                 None => op.result.map(|()| op.crc),
             };
-            match op.split {
-                Some((split, chunk)) => split.finish(&self.job, chunk, 1, result),
-                None => {
-                    let done = result.map(|crc| PieceDone {
-                        crc32c: checksum.then_some(crc),
-                    });
-                    self.job.finish(op.piece as usize, done);
-                }
+            if let Some((split, chunk)) = op.split {
+                split.finish(&self.job, chunk, 1, result);
+            } else {
+                let done = result.map(|crc| PieceDone {
+                    crc32c: checksum.then_some(crc),
+                });
+                self.job.finish(op.piece as usize, done);
             }
         }
     }
@@ -173,13 +172,10 @@ impl WireScratch {
         let near = self.regions[start..]
             .iter()
             .rposition(|known| *known == wanted);
-        let index = match near {
-            Some(near) => start + near,
-            None => {
-                self.regions.push(wanted);
-                self.regions.len() - 1
-            }
-        };
+        let index = near.map_or(self.regions.len(), |near| start + near);
+        if near.is_none() {
+            self.regions.push(wanted);
+        }
         u16::try_from(index).expect("a frame has few operations")
     }
 }
@@ -269,8 +265,8 @@ impl Run {
                 region: remote.region,
                 capability: remote.capability,
             });
-            // The sum may wrap for a forged offset; the owner then refuses it as it would the sum.
-            let offset = remote.offset.checked_add(start).unwrap_or(u64::MAX);
+            // A sum that would wrap is out of bounds at the owner, as the offset itself is.
+            let offset = remote.offset.saturating_add(start);
             wire.ops.push(WireOp {
                 region,
                 offset,

@@ -39,13 +39,19 @@ fn encode(kind: Kind, seq: u64, regions: &[WireRegion], ops: &[WireOp]) -> Vec<u
         payload: u32::try_from(payload).expect("capped"),
     }
     .encode(&mut bytes);
-    regions.iter().for_each(|region| region.encode(&mut bytes));
-    ops.iter().for_each(|op| op.encode(&mut bytes));
+    for region in regions {
+        region.encode(&mut bytes);
+    }
+    for op in ops {
+        op.encode(&mut bytes);
+    }
     bytes
 }
 
+type Received = (Header, Vec<WireRegion>, Vec<WireOp>);
+
 /// What a receiver does with the bytes it has; `None` means that it waits for more.
-fn receive(bytes: &[u8]) -> Option<Result<(Header, Vec<WireRegion>, Vec<WireOp>), FrameError>> {
+fn receive(bytes: &[u8]) -> Option<Result<Received, FrameError>> {
     let header = match Header::decode(bytes.first_chunk()?) {
         Ok(header) => header,
         Err(error) => return Some(Err(error)),

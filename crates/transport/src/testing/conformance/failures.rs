@@ -12,6 +12,7 @@ use crate::testing::pattern::{self, assert_same};
 use super::{Pair, place, slice, tagged};
 
 // contract: transport-4, transport-5
+#[expect(clippy::too_many_lines, reason = "a table and what is made of it")]
 pub(super) fn a_refused_piece_leaves_its_neighbours_alone(pair: &Pair) {
     let len = 64 << 10;
     let size = 1000;
@@ -105,10 +106,10 @@ pub(super) fn a_refused_piece_leaves_its_neighbours_alone(pair: &Pair) {
             let at = number * 2000;
             match direction {
                 Direction::Write => {
-                    expected_open[at..at + 1000].copy_from_slice(&mine[at..at + 1000])
+                    expected_open[at..at + 1000].copy_from_slice(&mine[at..at + 1000]);
                 }
                 Direction::Read => {
-                    expected_local[at..at + 1000].copy_from_slice(&before[0][at..at + 1000])
+                    expected_local[at..at + 1000].copy_from_slice(&before[0][at..at + 1000]);
                 }
             }
         }
