@@ -90,7 +90,7 @@ async fn after_a_restart_of_the_master_nodes_are_there_again_and_hold_nothing_ol
     let monitor = cluster.master.monitor.clone();
     eventually("the node is back", || monitor.status().segments == 1).await;
     eventually_async("the client is back", async || {
-        client.has(&old).await == false
+        !client.has(&old).await
     })
     .await;
     let ended = client.end(open).await;
