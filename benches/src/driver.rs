@@ -157,3 +157,58 @@ fn memory(access: Access, generation_tags: bool) -> AllocateOptions {
         huge_pages: false,
     }
 }
+
+impl Driver {
+    /// Fills the local memory with bytes that follow from `seed` and their place.
+    pub fn fill(&self, seed: u64) -> Result<()> {
+        self.each_chunk(|offset, chunk| {
+            pattern(seed, offset, chunk);
+            Ok(self.local.copy_in(offset, chunk)?)
+        })
+    }
+
+    /// Compares the local memory, up to `len`, with what [`fill`](Self::fill) put there.
+    pub fn check(&self, seed: u64, len: u64) -> Result<()> {
+        let mut found = vec![0; CHUNK];
+        self.each_chunk(|offset, chunk| {
+            let wanted = usize::try_from(len.saturating_sub(offset))
+                .map_or(chunk.len(), |left| left.min(chunk.len()));
+            if wanted == 0 {
+                return Ok(());
+            }
+            pattern(seed, offset, chunk);
+            self.local.copy_out(offset, &mut found[..wanted])?;
+            ensure!(
+                found[..wanted] == chunk[..wanted],
+                "wrong bytes within {CHUNK} bytes of offset {offset}"
+            );
+            Ok(())
+        })
+    }
+
+    fn each_chunk(&self, mut work: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+        let mut chunk = vec![0; CHUNK];
+        let mut offset = 0;
+        while offset < self.local.len() {
+            let len =
+                usize::try_from(self.local.len() - offset).map_or(CHUNK, |left| left.min(CHUNK));
+            work(offset, &mut chunk[..len])?;
+            offset += len as u64;
+        }
+        Ok(())
+    }
+}
+
+const CHUNK: usize = 4 << 20;
+
+/// Eight bytes at a time of a sequence that depends on the seed and on the place.
+fn pattern(seed: u64, offset: u64, bytes: &mut [u8]) {
+    let mut place = offset;
+    for word in bytes.chunks_mut(8) {
+        let mut value = (place ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        value ^= value >> 29;
+        let value = value.wrapping_mul(0xBF58_476D_1CE4_E5B9).to_le_bytes();
+        word.copy_from_slice(&value[..word.len()]);
+        place += 8;
+    }
+}

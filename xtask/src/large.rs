@@ -32,10 +32,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "run",
         "--release",
         "--package",
-        "layercake-transport",
-        "--features",
-        "testing",
-        "--example",
+        "layercake-benches",
+        "--bin",
         "large_batches",
     ]))
 }
