@@ -6,7 +6,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{
-    Cluster, Running, Scene, alive, children_of, eventually, finish_child, layercake, run,
+    Cluster, Running, Scene, alive, assert_fields, children_of, eventually, finish_child,
+    layercake, run,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -106,6 +107,100 @@ fn no_child_outlives_a_replay_that_was_killed() {
     let (mut replay, children) = long_replay(&scene);
     replay.kill().expect("it runs");
     replay.wait().expect("our child");
+    eventually("all children are gone", || {
+        !children.iter().any(|child| alive(*child))
+    });
+}
+
+fn arguments(pid: u32) -> Vec<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = line.split(|byte| *byte == 0);
+    words
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
+}
+
+/// The children of a replay that run this subcommand.
+fn children_that(are: &str, children: &[u32]) -> Vec<u32> {
+    let runs = |pid: &u32| arguments(*pid).get(1).is_some_and(|word| word == are);
+    children.iter().copied().filter(runs).collect()
+}
+
+/// Waits until workers have stored something.
+fn workers_work(replay: u32) {
+    let address = || {
+        let node = *children_that("node", &children_of(replay)).first()?;
+        let words = arguments(node);
+        let flag = words.iter().position(|word| word == "--master")?;
+        words.get(flag + 1).cloned()
+    };
+    eventually("objects are stored", || {
+        let Some(address) = address() else {
+            return false;
+        };
+        let said = run(&format!("ls --json --master {address}"));
+        said.status.success()
+            && said.json()["objects"]
+                .as_array()
+                .is_some_and(|list| !list.is_empty())
+    });
+}
+
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a process id");
+    kill_process(pid, Signal::KILL).expect("it runs");
+}
+
+#[test]
+fn a_worker_and_a_node_killed_by_another_hand_cost_their_part_only() {
+    let scene = Scene::workload(60, 1);
+    let child = layercake(&format!(
+        "replay {} --layers 2 --entry-bytes 64 --workers 2 --nodes 2 --speed 20 --json",
+        scene.trace.display()
+    ))
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("starts");
+    workers_work(child.id());
+    let children = children_of(child.id());
+    kill(children_that("replay-worker", &children)[0]);
+    kill(children_that("node", &children)[0]);
+    let said = finish_child(child).ok();
+    let report = said.json();
+    assert_fields(
+        &report,
+        &[("requests", 60), ("mismatches", 0), ("lost_nodes", 1)],
+    );
+    assert!(
+        report["failed_requests"].as_u64() <= Some(2),
+        "at most what the worker had: {report}"
+    );
+    assert!(
+        said.err.contains("worker-") && said.err.contains("node-"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn a_killed_master_ends_the_replay_with_one_line() {
+    let scene = Scene::workload(50, 1);
+    let (replay, children) = long_replay(&scene);
+    let begun = Instant::now();
+    kill(children_that("master", &children)[0]);
+    let said = finish_child(replay);
+    assert!(!said.status.success());
+    let last = said.err.lines().last().expect("a line");
+    assert!(
+        last.contains("master") && last.contains("signal 9"),
+        "{}",
+        said.err
+    );
+    assert!(begun.elapsed() < Duration::from_secs(20));
     eventually("all children are gone", || {
         !children.iter().any(|child| alive(*child))
     });

@@ -69,6 +69,7 @@ pub(crate) fn execute(options: &Options, sources: &Sources) -> Result<()> {
         workers: two,
         nodes: Some(two),
         capacity: None,
+        lease: None,
         kill_node_after: None,
         master: None,
         tenant: "default".to_owned(),

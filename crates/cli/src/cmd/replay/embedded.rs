@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::cluster::{ProcessId, Processes};
 use crate::cmd::{master, node};
-use crate::config::ByteSize;
+use crate::config::{ByteSize, Value as _};
 
 /// What a silent node costs: until then its objects are promised by the master, and each client finds
 /// out for itself that they can't be had.
@@ -18,6 +18,8 @@ pub(crate) struct Shape {
     pub(crate) nodes: u64,
     /// Bytes of each node's memory.
     pub(crate) node_capacity: u64,
+    /// Length of a lease; `None`: the master's own default.
+    pub(crate) lease: Option<Duration>,
     /// Flags of the master.
     pub(crate) common: Vec<String>,
     /// Flags of the nodes.
@@ -43,6 +45,7 @@ impl Embedded {
     pub(crate) async fn start(processes: &mut Processes, shape: &Shape) -> Result<Self> {
         let ttl = format!("{}s", CLIENT_TTL.as_secs());
         let mut args = arguments(&["master", "--listen", "127.0.0.1:0", "--client-ttl", &ttl]);
+        args.extend(shape.lease.map(|lease| format!("--lease={}", lease.show())));
         args.extend(shape.common.iter().cloned());
         let master = processes.spawn("master", &args)?;
         let ready: master::Ready = processes.ready(master, Duration::ZERO).await?;

@@ -236,6 +236,7 @@ impl Replay<'_> {
             trace: &self.trace,
             speed: self.options.speed,
             kill_node_after: self.options.kill_node_after.map(std::num::NonZero::get),
+            killed: None,
             embedded: embedded.as_ref(),
             processes,
             workers: Workers::new(workers),
@@ -277,6 +278,7 @@ impl Replay<'_> {
         }
         let shape = Shape {
             nodes,
+            lease: self.options.lease(),
             node_capacity: plan::share(capacity, nodes, self.place)?,
             flags: self.child_flags.all.clone(),
             common: self.child_flags.common.clone(),

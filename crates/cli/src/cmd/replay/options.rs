@@ -2,13 +2,22 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use layercake_protocol::layout::ModelGeometry;
 
 use crate::config::programs::{Common, TransportSettings};
-use crate::config::{ByteSize, Flags};
+use crate::config::{ByteSize, Flags, Value as _};
+
+/// Lease of a pool whose size was chosen, and may be small: an object that was just looked for is not
+/// evicted, so with the master's default a fast replay would find the whole pool under leases.
+const SHORT_LEASE: Duration = Duration::from_secs(2);
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    Duration::read(text)
+}
 
 /// A small model: 16 KiB a block.
 const DEFAULT_GEOMETRY: &str = "0-7:1024,1024";
@@ -48,6 +57,10 @@ pub(crate) struct RunOptions {
     /// all blocks of the trace
     #[arg(long, value_name = "SIZE")]
     pub(crate) capacity: Option<ByteSize>,
+    /// Time for which the embedded cluster's readers may rely on a block, such as 500ms; default: the
+    /// master's own, or 2s with --capacity, since a replay squeezes hours into seconds
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) lease: Option<Duration>,
     /// Send SIGKILL to the last node when this many requests have finished
     #[arg(long, value_name = "REQUESTS")]
     pub(crate) kill_node_after: Option<NonZeroU64>,
@@ -83,6 +96,7 @@ impl RunOptions {
             for (given, flag) in [
                 (self.nodes.is_some(), "--nodes"),
                 (self.capacity.is_some(), "--capacity"),
+                (self.lease.is_some(), "--lease"),
                 (self.kill_node_after.is_some(), "--kill-node-after"),
             ] {
                 if given {
@@ -97,6 +111,11 @@ impl RunOptions {
             );
         }
         Ok(())
+    }
+
+    /// The lease of the embedded cluster; `None`: the master's own default.
+    pub(crate) fn lease(&self) -> Option<Duration> {
+        self.lease.or(self.capacity.map(|_| SHORT_LEASE))
     }
 
     /// The model's layers.

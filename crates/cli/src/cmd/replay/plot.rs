@@ -141,6 +141,7 @@ fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std:
             x: None,
             y: "hit ratio",
             format: &|v| format!("{v:.0} %"),
+            legend: SeriesLabelPosition::LowerRight,
         },
         &[
             Line {
@@ -177,6 +178,7 @@ fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std:
             x: Some(&format!("time in the trace ({unit_name})")),
             y: &format!("throughput ({scale_name})"),
             format: &|v| format!("{v:.digits$}"),
+            legend: SeriesLabelPosition::UpperLeft,
         },
         &[
             Line {
@@ -210,6 +212,7 @@ struct Axes<'a> {
     x: Option<&'a str>,
     y: &'a str,
     format: &'a dyn Fn(f64) -> String,
+    legend: SeriesLabelPosition,
 }
 
 struct Line {
@@ -257,7 +260,7 @@ fn panel(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(axes.legend.clone())
         .background_style(WHITE.mix(0.85))
         .border_style(GRID)
         .label_font(label)

@@ -29,6 +29,8 @@ pub(crate) struct Run<'a> {
     /// 0: no pacing.
     pub(crate) speed: f64,
     pub(crate) kill_node_after: Option<u64>,
+    /// The node that was killed because it was asked for.
+    pub(crate) killed: Option<ProcessId>,
     pub(crate) embedded: Option<&'a Embedded>,
     pub(crate) processes: &'a mut Processes,
     pub(crate) workers: Workers,
@@ -158,8 +160,10 @@ impl Run<'_> {
         }
         if embedded.nodes.contains(&from) {
             outcome.lost_nodes += 1;
-            let error = self.processes.post_mortem(from).await;
-            self.bar.suspend(|| eprintln!("{error}"));
+            if self.killed != Some(from) {
+                let error = self.processes.post_mortem(from).await;
+                self.bar.suspend(|| eprintln!("{error}"));
+            }
         }
         Ok(())
     }
@@ -192,7 +196,7 @@ impl Run<'_> {
             let embedded = self
                 .embedded
                 .context("only an embedded cluster's nodes can be killed")?;
-            embedded.kill_last_node(self.processes).await?;
+            self.killed = Some(embedded.kill_last_node(self.processes).await?);
         }
         Ok(())
     }
