@@ -94,6 +94,47 @@ fn raw_peer(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
+/// Processor time that both processes have used, in seconds.
+fn cpu(peer: &Peer) -> Result<f64> {
+    let of = |pid: u32| -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .ok_or("odd stat")?
+            .split_whitespace()
+            .collect();
+        let [user, system] = [fields[11], fields[12]].map(str::parse::<f64>);
+        Ok((user? + system?) / 100.0)
+    };
+    Ok(of(std::process::id())? + of(peer.endpoint.pid)?)
+}
+
+/// What moving bytes took.
+struct Cost {
+    /// Bytes per nanosecond.
+    rate: f64,
+    /// Processor seconds per gigabyte, both sides.
+    cpu: f64,
+}
+
+impl Cost {
+    fn of(peer: &Peer, run: impl FnOnce() -> Result<u64>) -> Result<Self> {
+        let (start, before) = (Instant::now(), cpu(peer)?);
+        let gigabytes = run()? as f64 / 1e9;
+        Ok(Self {
+            rate: gigabytes / start.elapsed().as_secs_f64(),
+            cpu: (cpu(peer)? - before) / gigabytes,
+        })
+    }
+}
+
+impl std::fmt::Display for Cost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:5.2} GB/s {:4.2} s/GB", self.rate, self.cpu)
+    }
+}
+
 struct Peer {
     endpoint: Arc<Endpoint>,
     region: RegionDescriptor,
@@ -131,17 +172,27 @@ fn drive() -> Result<()> {
     let engine = engine()?;
     let local = allocate(&engine, Access::LocalOnly)?;
     let buffer = vec![2_u8; 128 << 20];
+    // Claims the granules that are then read.
+    let claim = batch(&peer, &local, Direction::Write, 1 << 20, REGION >> 20, true)?;
+    assert!(engine.submit(claim).wait().is_ok());
     for direction in [Direction::Write, Direction::Read] {
         for piece in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
-            let raw = raw_throughput(&peer, direction, piece.min(1 << 20), &buffer)?;
-            let plain = throughput(&engine, &peer, &local, direction, piece, false)?;
-            let checked = throughput(&engine, &peer, &local, direction, piece, true)?;
+            let raw = Cost::of(&peer, || {
+                raw_throughput(&peer, direction, piece.min(1 << 20), &buffer)
+            })?;
+            let plain = Cost::of(&peer, || {
+                throughput(&engine, &peer, &local, direction, piece, false)
+            })?;
+            let checked = Cost::of(&peer, || {
+                throughput(&engine, &peer, &local, direction, piece, true)
+            })?;
             println!(
-                "{:5} {:8} B pieces: raw {raw:5.2} GB/s, plain {plain:5.2} GB/s ({:3.0} %), with checksums and generations {checked:5.2} GB/s ({:3.0} %)",
+                "{:5} {piece:8} B pieces: raw {raw}; plain {plain} ({:3.0} %, {:3.0} % of the work); checked {checked} ({:3.0} %, {:3.0} %)",
                 direction.name(),
-                piece,
-                100.0 * plain / raw,
-                100.0 * checked / raw,
+                100.0 * plain.rate / raw.rate,
+                100.0 * plain.cpu / raw.cpu,
+                100.0 * checked.rate / raw.rate,
+                100.0 * checked.cpu / raw.cpu,
             );
         }
     }
@@ -195,13 +246,8 @@ fn throughput(
     direction: Direction,
     piece: u64,
     checked: bool,
-) -> Result<f64> {
+) -> Result<u64> {
     let pieces = (64 << 20) / piece;
-    if checked {
-        // Claims the granules that are then read.
-        let claim = batch(peer, local, Direction::Write, 1 << 20, REGION >> 20, true)?;
-        assert!(engine.submit(claim).wait().is_ok());
-    }
     let start = Instant::now();
     let mut bytes = 0;
     while start.elapsed() < TIME {
@@ -213,7 +259,7 @@ fn throughput(
         }
         bytes += piece * pieces;
     }
-    Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
+    Ok(bytes)
 }
 
 fn latency(
@@ -247,7 +293,7 @@ fn request(take: usize, give: usize) -> [u8; 16] {
     request
 }
 
-fn raw_throughput(peer: &Peer, direction: Direction, piece: u64, buffer: &[u8]) -> Result<f64> {
+fn raw_throughput(peer: &Peer, direction: Direction, piece: u64, buffer: &[u8]) -> Result<u64> {
     let piece = usize::try_from(piece)?;
     let count = (32 << 20) / piece;
     let start = Instant::now();
@@ -285,7 +331,7 @@ fn raw_throughput(peer: &Peer, direction: Direction, piece: u64, buffer: &[u8]) 
             .map(|thread| thread.join().expect("no panic"))
             .sum::<std::io::Result<u64>>()
     })?;
-    Ok(total as f64 / start.elapsed().as_secs_f64() / 1e9)
+    Ok(total)
 }
 
 fn raw_latency(peer: &Peer, direction: Direction) -> Result<(Duration, Duration)> {

@@ -106,6 +106,30 @@ impl LoopShared {
         self.command(Command::Stop);
     }
 
+    /// Leaves a lane's socket to a thread that waits for it; only its end is still told.
+    pub(super) fn hand_over(&self, stream: &TcpStream, token: Token) -> io::Result<()> {
+        self.registry.reregister(
+            &mut SourceFd(&stream.as_raw_fd()),
+            token,
+            Interest::PRIORITY,
+        )
+    }
+
+    /// Watches a lane's socket again; what has come meanwhile is told at once.
+    pub(super) fn take_back(
+        &self,
+        stream: &TcpStream,
+        token: Token,
+        writable: bool,
+    ) -> io::Result<()> {
+        let mut interest = Interest::READABLE;
+        if writable {
+            interest |= Interest::WRITABLE;
+        }
+        self.registry
+            .reregister(&mut SourceFd(&stream.as_raw_fd()), token, interest)
+    }
+
     /// Watches a lane's socket. Closing it ends that.
     pub(super) fn watch(&self, stream: &TcpStream, token: Token) -> io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;

@@ -11,36 +11,36 @@
 //! up may still reach its memory; generations are what makes them harmless.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use mio::Token;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::event_loop::LoopShared;
+use super::lane_help::LaneHelper;
 use super::lane_state::{LaneState, Settled};
 use super::peer::PeerShared;
 use crate::backend::Context;
 use crate::error::PieceError;
+use crate::job::WaitHelper;
 
 pub(super) struct Lane {
     peer: Arc<PeerShared>,
     context: Arc<Context>,
     home: Arc<LoopShared>,
     token: Token,
-    state: Mutex<LaneState>,
+    pub(super) state: Mutex<LaneState>,
     /// What others want to know without the lock: how it stands, and the bytes in flight.
-    phase: AtomicU8,
+    up: AtomicBool,
     load: AtomicU64,
     busy: AtomicBool,
+    helper: Arc<LaneHelper>,
 }
 
-const DOWN: u8 = 0;
-const UP: u8 = 2;
-
 /// Bytes that are moved in one turn before others get theirs.
-const TURN_BYTES: usize = 4 << 20;
+pub(super) const TURN_BYTES: usize = 4 << 20;
 
 /// The same for a thread that only came to submit something small.
 const VISIT_BYTES: usize = 128 << 10;
@@ -59,17 +59,23 @@ impl Lane {
         context: Arc<Context>,
         home: Arc<LoopShared>,
         token: Token,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|lane| Self {
+            helper: Arc::new(LaneHelper(Weak::clone(lane))),
             peer,
             context,
             home,
             token,
             state: Mutex::new(LaneState::new()),
-            phase: AtomicU8::new(DOWN),
+            up: AtomicBool::new(false),
             load: AtomicU64::new(0),
             busy: AtomicBool::new(false),
-        }
+        })
+    }
+
+    /// What lets a thread that waits for a job on this lane wait for the socket itself.
+    pub(super) fn helper(&self) -> Arc<dyn WaitHelper> {
+        Arc::clone(&self.helper) as Arc<dyn WaitHelper>
     }
 
     pub(super) fn token(&self) -> Token {
@@ -85,7 +91,7 @@ impl Lane {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        self.phase.load(Ordering::Relaxed) == UP
+        self.up.load(Ordering::Relaxed)
     }
 
     /// Bytes in flight.
@@ -99,12 +105,12 @@ impl Lane {
     }
 
     /// Has the event loop look after it.
-    pub(super) fn notify(self: &Arc<Self>) {
+    pub(super) fn notify(&self) {
         self.home.service(self.token);
     }
 
     /// Moves what can be moved at once, on the calling thread; leaves the rest to the event loop.
-    pub(super) fn push_along(self: &Arc<Self>) {
+    pub(super) fn push_along(&self) {
         let more = match self.state.try_lock() {
             Some(state) => self.drive(state, Instant::now(), VISIT_BYTES),
             // Whoever holds it may be past looking at the queue.
@@ -120,7 +126,7 @@ impl Lane {
     /// Does what a socket event or a notice allows. Returns whether there is more to do at once.
     pub(super) fn service(&self, ready: Readiness, now: Instant) -> bool {
         let mut state = self.state.lock();
-        state.note(ready);
+        state.note_event(ready);
         self.drive(state, now, TURN_BYTES)
     }
 
@@ -152,6 +158,15 @@ impl Lane {
         self.settle(settled);
     }
 
+    /// Lets the lane fail.
+    pub(super) fn give_up(&self, mut state: MutexGuard<'_, LaneState>, error: PieceError) {
+        let mut settled = Settled::default();
+        state.fail(error, &mut settled);
+        self.publish(&state);
+        drop(state);
+        self.settle(settled);
+    }
+
     /// Ends everything and takes no more.
     pub(super) fn close(&self) {
         let mut settled = Settled::default();
@@ -165,7 +180,12 @@ impl Lane {
         }
     }
 
-    fn drive(&self, mut state: MutexGuard<'_, LaneState>, now: Instant, budget: usize) -> bool {
+    pub(super) fn drive(
+        &self,
+        mut state: MutexGuard<'_, LaneState>,
+        now: Instant,
+        budget: usize,
+    ) -> bool {
         let mut settled = Settled::default();
         let more = self.run(&mut state, now, budget, &mut settled);
         self.publish(&state);
@@ -197,8 +217,7 @@ impl Lane {
     }
 
     fn publish(&self, state: &LaneState) {
-        self.phase
-            .store(if state.is_up() { UP } else { DOWN }, Ordering::Relaxed);
+        self.up.store(state.is_up(), Ordering::Relaxed);
         self.load.store(state.in_flight(), Ordering::Relaxed);
         self.busy.store(
             state.is_busy() || (state.is_up() && self.peer.has_work()),

@@ -5,7 +5,9 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::TcpStream;
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::answer::{Answer, Step};
@@ -16,11 +18,11 @@ use super::link::Link;
 use super::out::{OutQueue, Sent};
 use super::payload::{self, Discard};
 use super::raw::{self, Span};
-use super::socket;
 use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
 use crate::batch::Direction;
 use crate::error::PieceError;
+use crate::job::Job;
 use crate::stats::Counted;
 
 /// What a turn brought to an end; results are given when no lock is held.
@@ -34,6 +36,16 @@ pub(super) struct Settled {
     pub(super) stopped: Vec<(Run, PieceError)>,
     /// The lane went down; whether it was connected.
     pub(super) failed: Option<(PieceError, bool)>,
+}
+
+/// What the event loop is told of a lane's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Watched {
+    Both,
+    /// That it became readable. Once a socket was full, both are watched again.
+    Reading,
+    /// Its end only: a waiting thread looks after it.
+    HandedOver,
 }
 
 #[derive(Debug)]
@@ -59,6 +71,7 @@ pub(super) struct LaneState {
     writable: bool,
     /// The peer closed its side: read until the end.
     hung_up: bool,
+    watched: Watched,
     wire: WireScratch,
     spare_ops: Vec<FrameOp>,
     spans: Vec<Span>,
@@ -86,6 +99,7 @@ impl LaneState {
             readable: false,
             writable: false,
             hung_up: false,
+            watched: Watched::Both,
             wire: WireScratch::default(),
             spare_ops: Vec::new(),
             spans: Vec::new(),
@@ -112,6 +126,12 @@ impl LaneState {
         self.hung_up |= ready.closed;
     }
 
+    /// As [`LaneState::note`], by the event loop: what came in is left to a thread that waits for it.
+    pub(super) fn note_event(&mut self, ready: Readiness) {
+        let readable = ready.readable && self.watched != Watched::HandedOver;
+        self.note(Readiness { readable, ..ready });
+    }
+
     /// This process stood still itself; the peer gets its time anew.
     pub(super) fn forgive(&mut self, now: Instant) {
         self.last_progress = now;
@@ -133,15 +153,52 @@ impl LaneState {
         self.frames.iter().any(late).then_some(PieceError::Timeout)
     }
 
+    /// Leaves the socket to a thread that waits for an answer to this job, if that is under way here
+    /// and nobody else waits already.
+    pub(super) fn hand_over(&mut self, lane: &Lane, job: &Job) -> Option<Arc<TcpStream>> {
+        let here = |frame: &Frame| std::ptr::eq(Arc::as_ptr(&frame.job), job);
+        let stream = self.link.up()?;
+        if self.watched == Watched::HandedOver || !self.frames.iter().any(here) {
+            return None;
+        }
+        lane.home().hand_over(stream, lane.token()).ok()?;
+        self.watched = Watched::HandedOver;
+        Some(Arc::clone(stream))
+    }
+
+    /// Whether the thread that this socket was handed to still has to look after it, and whether it
+    /// waits for it to take more bytes.
+    pub(super) fn is_handed_over(&self, stream: &Arc<TcpStream>) -> Option<bool> {
+        let same = self.link.up().is_some_and(|up| Arc::ptr_eq(up, stream));
+        (same && self.watched == Watched::HandedOver).then_some(!self.writable)
+    }
+
+    /// The event loop looks after the socket again.
+    pub(super) fn take_back(
+        &mut self,
+        lane: &Lane,
+        stream: &Arc<TcpStream>,
+    ) -> Result<(), PieceError> {
+        let Some(blocked) = self.is_handed_over(stream) else {
+            return Ok(());
+        };
+        self.watched = if blocked {
+            Watched::Both
+        } else {
+            Watched::Reading
+        };
+        lane.home()
+            .take_back(stream, lane.token(), blocked)
+            .map_err(lost)
+    }
+
     /// Goes down. What was in flight is lost. The socket is closed when this returns.
     pub(super) fn fail(&mut self, error: PieceError, settled: &mut Settled) {
         if self.live.is_none() {
             return;
         }
         let was_up = self.is_up();
-        if let Some(stream) = self.link.take() {
-            socket::abort(stream);
-        }
+        self.link.close();
         self.live = None;
         self.out = OutQueue::default();
         self.inbuf = InBuf::new();
@@ -219,6 +276,7 @@ impl LaneState {
         self.writable = true;
         self.hung_up = false;
         self.next_seq = 0;
+        self.watched = Watched::Both;
         self.last_progress = now;
         let until = now + context.config.deadlines.connect;
         self.link = Link::begin(lane.peer().addr, until, |stream| {
@@ -247,14 +305,24 @@ impl LaneState {
             .out
             .send(stream.as_fd(), &mut self.spans)
             .map_err(lost)?;
-        let Sent::Bytes { sent, full } = sent else {
-            self.writable &= sent != Sent::Full;
-            return Ok(0);
+        let (sent, full) = match sent {
+            Sent::Bytes { sent, full } => (sent, full),
+            Sent::Full => (0, true),
+            Sent::Mark | Sent::Nothing => return Ok(0),
         };
+        if full && self.watched == Watched::Reading {
+            lane.home()
+                .take_back(stream, lane.token(), true)
+                .map_err(lost)?;
+            self.watched = Watched::Both;
+        }
+        self.writable = !full;
+        if sent == 0 {
+            return Ok(0);
+        }
         if let Some(frame) = self.frames.back() {
             frame.job.add_copy_time(begun.elapsed());
         }
-        self.writable = !full;
         self.last_progress = now;
         Ok(sent)
     }

@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use layercake_protocol::auth::draw_nonce;
@@ -28,8 +29,9 @@ pub(super) enum Link {
         until: Instant,
         hello: ClientHello,
     },
+    /// Shared with a thread that waits for it to become readable.
     Up {
-        stream: TcpStream,
+        stream: Arc<TcpStream>,
     },
 }
 
@@ -62,25 +64,37 @@ impl Link {
     }
 
     /// The socket of a connection that is up.
-    pub(super) fn up(&self) -> Option<&TcpStream> {
+    pub(super) fn up(&self) -> Option<&Arc<TcpStream>> {
         match self {
             Self::Up { stream } => Some(stream),
             _ => None,
         }
     }
 
-    /// Takes the socket out, whatever state it is in.
-    pub(super) fn take(&mut self) -> Option<TcpStream> {
+    /// Ends the connection, whatever state it is in. No byte comes in by it any more.
+    pub(super) fn close(&mut self) {
         match std::mem::replace(self, Self::Down) {
-            Self::Down => None,
-            Self::Connecting { stream, .. }
-            | Self::Greeting { stream, .. }
-            | Self::Up { stream } => Some(stream),
+            Self::Down => {}
+            Self::Connecting { stream, .. } | Self::Greeting { stream, .. } => {
+                socket::abort(&stream);
+            }
+            Self::Up { stream } => socket::abort(&stream),
+        }
+    }
+
+    /// The socket of a connection that is not up yet.
+    fn take(&mut self) -> Option<TcpStream> {
+        match std::mem::replace(self, Self::Down) {
+            Self::Connecting { stream, .. } | Self::Greeting { stream, .. } => Some(stream),
+            other @ (Self::Down | Self::Up { .. }) => {
+                *self = other;
+                None
+            }
         }
     }
 
     /// Goes as far as it can go now. Returns whether the connection is up. On an error the caller
-    /// takes the socket out.
+    /// closes it.
     pub(super) fn advance(
         &mut self,
         expected: EngineId,
@@ -120,7 +134,9 @@ impl Link {
                 return Ok(false);
             }
             if let Some(stream) = self.take() {
-                *self = Self::Up { stream };
+                *self = Self::Up {
+                    stream: Arc::new(stream),
+                };
             }
         }
         Ok(self.up().is_some())

@@ -17,6 +17,7 @@ pub(crate) mod frame;
 pub(crate) mod hello;
 mod inbuf;
 mod lane;
+mod lane_help;
 mod lane_state;
 mod link;
 mod out;

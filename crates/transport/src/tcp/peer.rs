@@ -147,6 +147,10 @@ impl Peer {
     /// the calling thread at once, if a lane is free; that saves waking one up.
     pub(super) fn submit(&self, run: Run) -> Result<(), Run> {
         let small = run.is_small();
+        let lane = self.best_lane();
+        if small {
+            run.job().set_helper(lane.helper());
+        }
         {
             let mut state = self.shared.state.lock();
             if state.retired {
@@ -155,7 +159,7 @@ impl Peer {
             state.queue.push(run);
         }
         if small {
-            self.best_lane().push_along();
+            lane.push_along();
         } else {
             for lane in &self.lanes {
                 lane.notify();

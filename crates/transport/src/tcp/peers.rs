@@ -61,7 +61,6 @@ impl Peers {
                 Arc::clone(home),
                 token,
             );
-            let lane = Arc::new(lane);
             home.adopt(&lane);
             lane
         };

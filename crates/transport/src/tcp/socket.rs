@@ -1,7 +1,7 @@
 //! Sockets as this transport wants them: non-blocking, without delay, with keep-alive.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -56,11 +56,12 @@ pub(super) fn connected(stream: &TcpStream) -> io::Result<bool> {
     }
 }
 
-/// Closes so that bytes which are still queued, here or at the peer, are dropped rather than
-/// delivered late.
-pub(super) fn abort(stream: TcpStream) {
-    if let Err(error) = SockRef::from(&stream).set_linger(Some(Duration::ZERO)) {
+/// Ends a connection so that bytes which are still queued, here or at the peer, are dropped rather
+/// than delivered late. Whoever waits for the socket is woken; the last handle closes it.
+pub(super) fn abort(stream: &TcpStream) {
+    if let Err(error) = SockRef::from(stream).set_linger(Some(Duration::ZERO)) {
         tracing::debug!(%error, "closing a connection without a reset");
     }
-    drop(stream);
+    // It may not be connected at all.
+    let _not_connected = stream.shutdown(Shutdown::Both);
 }

@@ -201,6 +201,10 @@ impl Run {
         }
     }
 
+    pub(super) fn job(&self) -> &Job {
+        &self.job
+    }
+
     fn piece(&self, position: usize) -> Option<usize> {
         match &self.pieces {
             PieceSet::All => (position < self.job.pieces().len()).then_some(position),
