@@ -147,6 +147,7 @@ impl Requests {
         let options = GetOptions {
             recency: recency(epoch, window.start)?,
             fingerprint: Some(self.keys.fingerprint()),
+            ..GetOptions::default()
         };
         let started = self.client.start_gets(&keys[window.clone()], options).await;
         let mut sessions: Vec<GetSession> = Vec::with_capacity(started.len());
