@@ -9,7 +9,7 @@ use crate::run;
 
 /// Which of our crates each crate may use in its normal build. Benches and xtask are free, and so
 /// are the tests of every crate.
-const ALLOWED: [(&str, &[&str]); 5] = [
+const ALLOWED: [(&str, &[&str]); 6] = [
     ("layercake-protocol", &[]),
     ("layercake-transport", &["layercake-protocol"]),
     (
@@ -20,6 +20,15 @@ const ALLOWED: [(&str, &[&str]); 5] = [
     ("layercake-master", &["layercake-protocol"]),
     (
         "layercake-cli",
+        &[
+            "layercake-protocol",
+            "layercake-transport",
+            "layercake-store",
+            "layercake-master",
+        ],
+    ),
+    (
+        "layercake-python",
         &[
             "layercake-protocol",
             "layercake-transport",

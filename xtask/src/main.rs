@@ -12,6 +12,7 @@ mod lint;
 mod run;
 mod test;
 mod tidy;
+mod wheel;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -38,6 +39,8 @@ enum Command {
     Bench(bench::Options),
     /// Huge batches and values of several GiB, in release mode; too heavy for CI
     Large(large::Options),
+    /// Build the Python wheels, the package's own and the drop-in's, into one folder
+    Wheel(wheel::Options),
 }
 
 fn main() -> Result<()> {
@@ -47,5 +50,6 @@ fn main() -> Result<()> {
         Command::Lint => lint::run(),
         Command::Bench(options) => bench::run(&options),
         Command::Large(options) => large::run(&options),
+        Command::Wheel(options) => wheel::run(&options),
     }
 }

@@ -1,0 +1,1 @@
+"""The interface of Mooncake's Python client, on Layercake."""

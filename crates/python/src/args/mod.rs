@@ -1,0 +1,42 @@
+//! What Python hands over, turned into plain Rust values before the interpreter lock is released.
+//!
+//! Types are checked strictly: a wrong one is a `TypeError` that names the argument and what is
+//! accepted. A `bool` is no integer here, and neither is a negative one or one beyond 64 bits: where
+//! an address or a size is meant, each of them is a slip. Wrong *values* of a right type (an empty
+//! key, lists of different lengths) are the business of the calls, since the drop-in answers them with
+//! codes.
+//!
+//! | type | accepts |
+//! |---|---|
+//! | [`Int`] | `int`, and objects with `__index__` such as numpy's integers |
+//! | [`Ints`] | a list or tuple of those; a one-dimensional buffer of 4 or 8 byte integers (numpy, `array`) |
+//! | [`Ragged`] | a list or tuple of what `Ints` takes; a two-dimensional such buffer |
+//! | [`Key`], [`Keys`] | `str`, or `bytes` that are UTF-8; a list or tuple of those |
+//! | [`Size`], [`Seconds`] | `int` or a text with a unit; `float` or `int` |
+//! | [`Bytes`] | an object with the buffer protocol, or a torch tensor in host memory |
+//!
+//! Buffers are read in one go, without a Python object per element.
+
+mod bytes;
+mod ints;
+mod keys;
+mod ragged;
+mod size;
+
+pub(crate) use bytes::{Bytes, BytesMut};
+pub(crate) use ints::{Int, Ints};
+pub(crate) use keys::{Key, Keys};
+pub(crate) use ragged::Ragged;
+pub(crate) use size::{Seconds, Size};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+/// A `TypeError` that says what is accepted and what was given.
+fn wrong_type(given: &Bound<'_, PyAny>, accepted: &str) -> PyErr {
+    let name = given.get_type().name().map_or_else(
+        |_| "an unnamed type".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    );
+    PyTypeError::new_err(format!("{accepted} is needed, not {name}"))
+}

@@ -1,0 +1,98 @@
+//! From errors to the integer codes of the Mooncake interface: the one place where that is decided.
+//!
+//! Callers read more into a code than what went wrong: for some, a code says whether their memory may still
+//! be touched. All calls of this crate return only when no byte of theirs moves any more, so a failed
+//! transfer of a whole object is answered with a code that says so, −702 for reads and −1700 for writes;
+//! for ranges it is −800, which callers of sessions know.
+
+use layercake_protocol::code::ResultCode;
+use layercake_protocol::error::Refusal;
+use layercake_store::StoreError;
+
+use super::buffers::Unresolved;
+use crate::memory::Unusable;
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Reading a whole object, or ranges of one without a session.
+    WholeRead,
+    /// Writing a whole object.
+    WholeWrite,
+    /// Everything about sessions, and questions to the master.
+    Session,
+}
+
+impl Call {
+    /// The code of a transfer that failed.
+    pub(crate) const fn transfer_failed(self) -> ResultCode {
+        match self {
+            // The table's name is that of another use of the same number.
+            Self::WholeRead => ResultCode::NO_RANGES,
+            Self::WholeWrite => ResultCode::WRITE_ENDED,
+            Self::Session => ResultCode::TRANSFER_FAILED,
+        }
+    }
+}
+
+/// The code for an error.
+pub(crate) fn of(error: &StoreError, call: Call) -> i64 {
+    let code = match error {
+        StoreError::Refused(refusal) => of_refusal(refusal, call),
+        StoreError::MasterTimeout { .. } => ResultCode::MASTER_TIMEOUT,
+        StoreError::MasterUnreachable { .. }
+        | StoreError::NotAMaster { .. }
+        | StoreError::OpenConnection { .. }
+        | StoreError::TokenRequired { .. }
+        | StoreError::WrongToken { .. }
+        | StoreError::MasterUnproven { .. }
+        | StoreError::Version { .. }
+        | StoreError::BadAnswer { .. } => ResultCode::MASTER_UNREACHABLE,
+        StoreError::Transfer { .. }
+        | StoreError::ChecksumMismatch { .. }
+        | StoreError::HeaderMismatch { .. }
+        | StoreError::Incomplete { .. }
+        | StoreError::Timeout { .. } => call.transfer_failed(),
+        StoreError::FingerprintMismatch { .. } => ResultCode::NOT_FOUND,
+        _ => ResultCode::INVALID_ARGUMENT,
+    };
+    code.as_result()
+}
+
+fn of_refusal(refusal: &Refusal, call: Call) -> ResultCode {
+    match refusal {
+        Refusal::NotFound => ResultCode::NOT_FOUND,
+        // Known to be out of reach: what can't be served is not promised.
+        Refusal::Unreachable if call == Call::WholeRead => ResultCode::NOT_FOUND,
+        Refusal::Unreachable => call.transfer_failed(),
+        Refusal::NotReady => ResultCode::NOT_READY,
+        Refusal::AlreadyExists | Refusal::InProgress => ResultCode::ALREADY_EXISTS,
+        Refusal::Leased => ResultCode::LEASED,
+        Refusal::LeaseExpired => ResultCode::LEASE_EXPIRED,
+        Refusal::NoSpace { .. } => ResultCode::NO_SPACE,
+        Refusal::Superseded => ResultCode::NOT_OWNER,
+        Refusal::UnknownMember
+        | Refusal::WrongTerm
+        | Refusal::Unauthenticated
+        | Refusal::Version { .. }
+        | Refusal::ShuttingDown => ResultCode::MASTER_UNREACHABLE,
+        _ => ResultCode::INVALID_ARGUMENT,
+    }
+}
+
+/// The code for local memory that can't be used.
+pub(crate) fn of_memory(error: &Unresolved, call: Call) -> i64 {
+    let code = match error {
+        Unresolved::Unusable(Unusable::NotMapped { .. }) => call.transfer_failed(),
+        _ => ResultCode::INVALID_ARGUMENT,
+    };
+    code.as_result()
+}
+
+/// A byte count as a result.
+pub(crate) fn count(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// A bad argument, as a result.
+pub(crate) const INVALID: i64 = ResultCode::INVALID_ARGUMENT.value() as i64;

@@ -1,0 +1,96 @@
+//! A transfer engine with the buffers that callers registered by address.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_store::StoreError;
+use layercake_transport::{Access, Engine, Error};
+use thiserror::Error;
+
+use super::buffers::{Buffers, Resolver};
+use super::settings::EngineSettings;
+use crate::memory::{self, RegisterError, Unusable};
+
+/// How long unregistering waits for transfers in flight. A transfer has 30 s.
+const DRAIN: Duration = Duration::from_secs(35);
+
+/// An engine and its registered buffers. A store and a transfer engine may share one.
+#[derive(Debug)]
+pub(crate) struct EngineCore {
+    engine: Engine,
+    buffers: Buffers,
+}
+
+/// Why a buffer was not registered, or not unregistered.
+#[derive(Debug, Error)]
+pub(crate) enum RegisterRefused {
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// Part of it is registered already.
+    #[error("{0}")]
+    Overlap(Error),
+    #[error("no registered buffer begins at {addr:#x}")]
+    Unknown { addr: u64 },
+    #[error("{0}")]
+    Other(Error),
+}
+
+impl From<Error> for RegisterRefused {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Overlap { .. } => Self::Overlap(error),
+            _ => Self::Other(error),
+        }
+    }
+}
+
+impl EngineCore {
+    /// Starts an engine; to be called on a fresh thread of this process (see `runtime`).
+    pub(crate) fn start(settings: &EngineSettings) -> Result<Arc<Self>, StoreError> {
+        Ok(Arc::new(Self {
+            engine: Engine::start(settings.config())?,
+            buffers: Buffers::default(),
+        }))
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn resolver(&self) -> Resolver<'_> {
+        self.buffers.resolver()
+    }
+
+    /// Registers memory by address. It must stay mapped until it is unregistered.
+    pub(crate) fn register(
+        &self,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), RegisterRefused> {
+        let memory = memory::register(&self.engine, addr, len, access);
+        let memory = memory.map_err(|error| match error {
+            RegisterError::Unusable(error) => error.into(),
+            RegisterError::Engine(error) => RegisterRefused::from(error),
+        })?;
+        self.buffers.insert(addr, memory);
+        Ok(())
+    }
+
+    /// Unregisters the buffer that begins at `addr`, and waits until no transfer touches it.
+    pub(crate) fn unregister(&self, addr: u64) -> Result<(), RegisterRefused> {
+        let memory = self
+            .buffers
+            .remove(addr)
+            .ok_or(RegisterRefused::Unknown { addr })?;
+        memory.unregister(DRAIN).inspect_err(|_| {
+            // It is withdrawn, and its bytes may still move: the call can be repeated.
+            self.buffers.insert(addr, memory.clone());
+        })?;
+        Ok(())
+    }
+
+    pub(crate) fn shutdown(&self, deadline: Duration) {
+        self.engine.shutdown(deadline);
+    }
+}

@@ -1,0 +1,125 @@
+//! Get sessions by key: coded.
+
+use std::collections::HashMap;
+
+use layercake_protocol::code::ResultCode;
+use layercake_protocol::error::Refusal;
+use layercake_protocol::key::ObjectKey;
+use layercake_store::{GetOptions, GetSession, RangeRead, StoreError};
+use parking_lot::RwLock;
+
+use super::StoreCore;
+use super::code::{self, Call, INVALID};
+use crate::args::{Keys, Ragged};
+use crate::memory::Use;
+
+/// The open get sessions of a client.
+#[derive(Debug, Default)]
+pub(super) struct GetTable(RwLock<HashMap<ObjectKey, GetSession>>);
+
+impl GetTable {
+    pub(super) fn clear(&self) {
+        // Dropped outside the lock.
+        let sessions = std::mem::take(&mut *self.0.write());
+        drop(sessions);
+    }
+}
+
+impl StoreCore {
+    /// Opens sessions: 0 or a code for each key. One that is open is begun anew, and ends if it can't be.
+    pub(crate) fn start_gets(&self, keys: &Keys) -> Vec<i64> {
+        let started = self.client().start_gets(keys.good(), GetOptions::default());
+        let started = self.block(started);
+        let mut old = Vec::new();
+        let codes = {
+            let mut table = self.gets.0.write();
+            let codes = keys
+                .good()
+                .iter()
+                .zip(started)
+                .map(|(key, session)| match session {
+                    Ok(session) => {
+                        old.extend(table.insert(key.clone(), session));
+                        ResultCode::OK.as_result()
+                    }
+                    Err(error) => {
+                        old.extend(table.remove(key));
+                        code::of(&error, Call::Session)
+                    }
+                });
+            codes.collect()
+        };
+        drop(old);
+        keys.align(codes, |_| INVALID)
+    }
+
+    /// Reads ranges, without the master: bytes or a code for each entry. A key may be there more than
+    /// once. A session whose lease is over says so once, and is gone.
+    pub(crate) fn read_ranges(
+        &self,
+        keys: &Keys,
+        addrs: &Ragged,
+        lens: &Ragged,
+        offsets: &Ragged,
+    ) -> Vec<i64> {
+        let rows = [addrs.len(), lens.len(), offsets.len()];
+        if rows.iter().any(|rows| *rows != keys.len()) {
+            return vec![INVALID; keys.len()];
+        }
+        let mut codes = vec![INVALID; keys.len()];
+        let mut indices = Vec::with_capacity(keys.len());
+        let read = {
+            let table = self.gets.0.read();
+            let mut reads = Vec::with_capacity(keys.len());
+            for (index, key) in keys.iter().enumerate() {
+                let Some(session) = key.ok().and_then(|key| table.get(key)) else {
+                    continue;
+                };
+                let row = (addrs.row(index), lens.row(index), offsets.row(index));
+                match self.ranges(session.size(), row, Use::Write) {
+                    Ok(ranges) if ranges.is_empty() => codes[index] = 0,
+                    Ok(ranges) => {
+                        indices.push(index);
+                        reads.push(RangeRead { session, ranges });
+                    }
+                    Err(code) => codes[index] = code,
+                }
+            }
+            // Under way when this returns; the table is not held while they fly.
+            self.client().read_ranges(reads)
+        };
+        let read = self.block(read);
+        let mut expired = Vec::new();
+        for (index, done) in indices.into_iter().zip(read) {
+            codes[index] = match done {
+                Ok(done) => code::count(done.bytes),
+                Err(error) => {
+                    if matches!(error, StoreError::Refused(Refusal::LeaseExpired)) {
+                        expired.push(index);
+                    }
+                    code::of(&error, Call::Session)
+                }
+            };
+        }
+        if !expired.is_empty() {
+            let keys: Vec<_> = keys.iter().collect();
+            let mut table = self.gets.0.write();
+            for index in expired {
+                if let Ok(key) = keys[index] {
+                    table.remove(key);
+                }
+            }
+        }
+        codes
+    }
+
+    /// Ends sessions; keys without one are passed over.
+    pub(crate) fn end_gets(&self, keys: &Keys) {
+        let ended: Vec<GetSession> = {
+            let mut table = self.gets.0.write();
+            let ended = keys.good().iter().filter_map(|key| table.remove(key));
+            ended.collect()
+        };
+        self.block(self.client().end_gets(ended));
+    }
+}

@@ -1,0 +1,74 @@
+//! Questions about keys, and their removal: coded.
+
+use layercake_protocol::code::ResultCode;
+use layercake_protocol::replica::Recency;
+use layercake_store::StoreError;
+
+use super::StoreCore;
+use super::code::{self, Call, INVALID};
+use crate::args::Keys;
+
+impl StoreCore {
+    /// 1: there, and nothing says that it can't be read; 0: not, or not finished; negative: not known.
+    /// What is there is protected for as long as a lease lasts, though not for ever by probes alone.
+    pub(crate) fn exists(&self, keys: &Keys) -> Vec<i64> {
+        let found = self.client().exists(keys.good(), Recency::default());
+        keys.align(presence(self.block(found)), |_| 0)
+    }
+
+    /// As [`exists`](Self::exists), for objects with a replica on a live segment.
+    pub(crate) fn readable(&self, keys: &Keys) -> Vec<i64> {
+        let found = self.client().readable(keys.good(), Recency::default());
+        keys.align(presence(self.block(found)), |_| 0)
+    }
+
+    /// Sizes in bytes.
+    pub(crate) fn sizes(&self, keys: &Keys) -> Vec<i64> {
+        let found = self.block(self.client().sizes(keys.good()));
+        let sizes = found.into_iter().map(|size| match size {
+            Ok(size) => code::count(size),
+            Err(error) => code::of(&error, Call::Session),
+        });
+        keys.align(sizes.collect(), |_| INVALID)
+    }
+
+    /// Removes objects, in order: a key that is named again is not there any more.
+    pub(crate) fn remove(&self, keys: &Keys, force: bool) -> Vec<i64> {
+        let done = self.block(self.client().remove(keys.good(), force));
+        keys.align(done.into_iter().map(outcome).collect(), |_| INVALID)
+    }
+
+    /// Removes objects whose key the regular expression matches anywhere; gives their number.
+    pub(crate) fn remove_matching(&self, pattern: &str, force: bool) -> i64 {
+        match self.block(self.client().remove_matching(pattern, force)) {
+            Ok(count) => code::count(count),
+            Err(error) => code::of(&error, Call::Session),
+        }
+    }
+
+    /// Removes all objects of the tenant; gives their number.
+    pub(crate) fn remove_all(&self, force: bool) -> i64 {
+        match self.block(self.client().remove_all(force)) {
+            Ok(count) => code::count(count),
+            Err(error) => code::of(&error, Call::Session),
+        }
+    }
+}
+
+fn presence(found: Vec<Result<bool, StoreError>>) -> Vec<i64> {
+    found
+        .into_iter()
+        .map(|found| match found {
+            Ok(found) => i64::from(found),
+            Err(error) => code::of(&error, Call::Session),
+        })
+        .collect()
+}
+
+/// An answer without a value.
+pub(super) fn outcome(done: Result<(), StoreError>) -> i64 {
+    match done {
+        Ok(()) => ResultCode::OK.as_result(),
+        Err(error) => code::of(&error, Call::Session),
+    }
+}

@@ -1,0 +1,48 @@
+//! The synchronous store client that both interfaces stand on.
+//!
+//! A [`StoreCore`] is one member of a cluster: an engine, a link to the master, a client and, if it lends
+//! memory, a node. Nothing here knows Python: callers release the interpreter lock around every
+//! method that may wait, which is all of them but those named plain below. Methods are safe to call from
+//! any number of threads at once; calls overlap.
+//!
+//! There are two ways to ask, over the same client:
+//!
+//! - *Typed* ([`StoreCore::client`], [`StoreCore::block`]): the package's own interface awaits the
+//!   client's methods and turns [`StoreError`]s into exceptions.
+//! - *Coded*: the Mooncake interface gets one `i64` per key, by `protocol`'s table ([`code`] says which
+//!   error is which code). These methods never fail as a whole and never panic on what they are given.
+//!
+//! | coded | method | module |
+//! |---|---|---|
+//! | `is_exist`, `batch_is_exist` (1, 0, negative) | [`StoreCore::exists`] | `lookup` |
+//! | `batch_is_readable` | [`StoreCore::readable`] | `lookup` |
+//! | `get_size` | [`StoreCore::sizes`] | `lookup` |
+//! | `remove`, `batch_remove`, `remove_by_regex`, `remove_all` | [`StoreCore::remove`], [`StoreCore::remove_matching`] | `lookup` |
+//! | `put*`, `upsert*` from memory | [`StoreCore::put`] | `whole` |
+//! | `get_into`, `batch_get_into*`, `get_into_ranges` | [`StoreCore::get_into`] | `whole` |
+//! | `get`, `get_batch`, `get_buffer` | [`StoreCore::open_gets`], then [`OpenGets::read`] | `whole` |
+//! | `batch_put_session_*`, `batch_put_from_multi_buffer_ranges` | [`StoreCore::start_puts`], [`write_ranges`](StoreCore::write_ranges), [`end_puts`](StoreCore::end_puts), [`revoke_puts`](StoreCore::revoke_puts) | `puts` |
+//! | `batch_get_session_*`, `batch_get_into_multi_buffer_ranges` | [`StoreCore::start_gets`], [`read_ranges`](StoreCore::read_ranges), [`end_gets`](StoreCore::end_gets) | `gets` |
+//! | `register_buffer`, `unregister_buffer` | [`EngineCore::register`], [`EngineCore::unregister`] (plain) | `engine` |
+//!
+//! Memory is named by address and length; what lies inside a registered buffer is used as that
+//! ([`buffers`]), what does not is checked and used for the call. Argument lists of different lengths
+//! are answered as the table of the Mooncake interface says: the error for every key, and nothing moves.
+//!
+//! Lock order: a table of sessions, then the buffers. No lock is held while a call waits; the tables are
+//! held, shared, while a batch is handed to the transport, which never blocks.
+
+pub(crate) mod buffers;
+pub(crate) mod code;
+mod engine;
+mod gets;
+mod lookup;
+mod puts;
+mod settings;
+mod store;
+mod whole;
+
+pub(crate) use self::engine::{EngineCore, RegisterRefused};
+pub(crate) use self::settings::{EngineSettings, StoreSettings, Trust};
+pub(crate) use self::store::{Health, StoreCore};
+pub(crate) use self::whole::{OpenGets, PutItem, ReadItem};

@@ -1,0 +1,401 @@
+//! Put sessions by key: coded.
+//!
+//! The Mooncake interface knows sessions by their key, one table for a client. An end of a session with bytes
+//! that nobody wrote fills them with zeros, since callers end such sessions and count on success;
+//! bytes whose write *failed* refuse the end until they are written again. So each session notes
+//! what failed.
+//!
+//! A session leaves the table when it is ended or revoked, and comes back, sealed, if that did not reach the
+//! master: then both can be repeated. One that was taken over is gone for good.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use layercake_protocol::code::ResultCode;
+use layercake_protocol::error::Refusal;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::range::{ByteRange, RangeSet};
+use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_store::{EndError, PutSession, Range, RangeWrite, StoreError};
+use layercake_transport::{Access, LocalSlice};
+use parking_lot::{Mutex, RwLock};
+
+use super::StoreCore;
+use super::code::{self, Call, INVALID};
+use crate::args::{Keys, Ragged};
+use crate::memory::Use;
+
+/// Zeros that are written at a time.
+const ZEROS: u64 = 1 << 20;
+
+/// The open put sessions of a client.
+#[derive(Debug, Default)]
+pub(super) struct PutTable(RwLock<HashMap<ObjectKey, Put>>);
+
+#[derive(Debug)]
+struct Put {
+    session: PutSession,
+    /// Bytes whose last write failed.
+    failed: Mutex<RangeSet>,
+}
+
+impl PutTable {
+    /// Takes every session out.
+    pub(super) fn take_all(&self) -> Vec<PutSession> {
+        let mut table = self.0.write();
+        table.drain().map(|(_, put)| put.session).collect()
+    }
+
+    /// Puts a session back; unless its key has another by now, which only a session that is over leaves
+    /// room for.
+    fn put_back(&self, session: PutSession, failed: RangeSet) {
+        if let Entry::Vacant(entry) = self.0.write().entry(session.key().clone()) {
+            entry.insert(Put {
+                session,
+                failed: Mutex::new(failed),
+            });
+        }
+    }
+}
+
+/// The answers of a call on keys, and which entry each session answers for.
+struct Answers {
+    codes: Vec<i64>,
+    indices: Vec<usize>,
+}
+
+impl StoreCore {
+    /// Reserves room and opens sessions: 0 or a code for each key. `groups`: one id per key, or none.
+    pub(crate) fn start_puts(
+        &self,
+        keys: &Keys,
+        sizes: &[u64],
+        groups: &[String],
+        config: &ReplicateConfig,
+    ) -> Vec<i64> {
+        let groups_fit = groups.is_empty() || groups.len() == keys.len();
+        if sizes.len() != keys.len() || !groups_fit || config.replicas == 0 {
+            return vec![INVALID; keys.len()];
+        }
+        let mut answers = Answers::new(keys.len());
+        let mut entries = Vec::with_capacity(keys.len());
+        {
+            let table = self.puts.0.read();
+            for (index, (key, &size)) in keys.iter().zip(sizes).enumerate() {
+                if let Ok(key) = key
+                    && size > 0
+                    && !table.contains_key(key)
+                {
+                    answers.indices.push(index);
+                    entries.push(PutStart {
+                        group: groups.get(index).cloned(),
+                        prefix_index: u32::try_from(index).ok(),
+                        ..PutStart::new(key.clone(), size)
+                    });
+                }
+            }
+        }
+        let started = self
+            .client()
+            .start_puts(entries, config, Recency::default());
+        let started = self.block(started);
+        let mut table = self.puts.0.write();
+        answers.fill(started, |session| match session {
+            Ok(session) => {
+                let put = Put {
+                    failed: Mutex::default(),
+                    session,
+                };
+                table.insert(put.session.key().clone(), put);
+                ResultCode::OK.as_result()
+            }
+            Err(error) => code::of(&error, Call::Session),
+        })
+    }
+
+    /// Writes ranges, without the master: bytes or a code for each entry. A key may be there more than once.
+    pub(crate) fn write_ranges(
+        &self,
+        keys: &Keys,
+        addrs: &Ragged,
+        lens: &Ragged,
+        offsets: &Ragged,
+    ) -> Vec<i64> {
+        let rows = [addrs.len(), lens.len(), offsets.len()];
+        if rows.iter().any(|rows| *rows != keys.len()) {
+            return vec![INVALID; keys.len()];
+        }
+        let mut answers = Answers::new(keys.len());
+        let written = {
+            let table = self.puts.0.read();
+            let mut writes = Vec::with_capacity(keys.len());
+            for (index, key) in keys.iter().enumerate() {
+                let Some(put) = key.ok().and_then(|key| table.get(key)) else {
+                    continue;
+                };
+                let row = (addrs.row(index), lens.row(index), offsets.row(index));
+                match self.ranges(put.session.size(), row, Use::Read) {
+                    Ok(_) if row.1.is_empty() => {
+                        answers.codes[index] = ResultCode::NO_RANGES.as_result();
+                    }
+                    Ok(ranges) if ranges.is_empty() => answers.codes[index] = 0,
+                    Ok(ranges) => {
+                        answers.indices.push(index);
+                        writes.push(RangeWrite {
+                            session: &put.session,
+                            ranges,
+                        });
+                    }
+                    Err(code) => answers.codes[index] = code,
+                }
+            }
+            // Under way when this returns; the table is not held while they fly.
+            self.client().write_ranges(writes)
+        };
+        let written = self.block(written);
+        self.note_failures(keys, lens, offsets, &answers.indices, &written);
+        answers.fill(written, |written| match written {
+            Ok(bytes) => code::count(bytes),
+            Err(error) => code::of(&error, Call::Session),
+        })
+    }
+
+    /// Keeps each session's failed bytes up to date.
+    fn note_failures(
+        &self,
+        keys: &Keys,
+        lens: &Ragged,
+        offsets: &Ragged,
+        indices: &[usize],
+        written: &[Result<u64, StoreError>],
+    ) {
+        let any_failed = written.iter().any(Result::is_err);
+        let table = self.puts.0.read();
+        let keys: Vec<_> = keys.iter().collect();
+        for (&index, written) in indices.iter().zip(written) {
+            let Some(put) = keys[index].ok().and_then(|key| table.get(key)) else {
+                continue;
+            };
+            let mut failed = put.failed.lock();
+            if !any_failed && failed.is_empty() {
+                continue;
+            }
+            for (&offset, &len) in offsets.row(index).iter().zip(lens.row(index)) {
+                if let Ok(range) = ByteRange::new(offset, len) {
+                    match written {
+                        Ok(_) => failed.remove(range),
+                        Err(_) => failed.insert(range),
+                    }
+                }
+            }
+        }
+    }
+
+    /// One entry's ranges, those without bytes left out; all checked against the object's size.
+    pub(super) fn ranges(
+        &self,
+        size: u64,
+        (addrs, lens, offsets): (&[u64], &[u64], &[u64]),
+        of: Use,
+    ) -> Result<Vec<Range>, i64> {
+        if addrs.len() != lens.len() || lens.len() != offsets.len() {
+            return Err(INVALID);
+        }
+        let mut resolver = self.engine().resolver();
+        let mut ranges = Vec::with_capacity(lens.len());
+        for ((&addr, &len), &offset) in addrs.iter().zip(lens).zip(offsets) {
+            if offset.checked_add(len).is_none_or(|end| end > size) {
+                return Err(INVALID);
+            }
+            if len > 0 {
+                let local = resolver.any(addr, len, of);
+                let local = local.map_err(|error| code::of_memory(&error, Call::Session))?;
+                ranges.push(Range { offset, local });
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Publishes objects: 0 or a code for each key; a key's second mention has the answer of the first.
+    pub(crate) fn end_puts(&self, keys: &Keys) -> Vec<i64> {
+        let (mut answers, mut puts) = self.take(keys);
+        let zeroed = self.fill_gaps(&puts);
+        let mut ending = Vec::with_capacity(puts.len());
+        let mut order = Vec::with_capacity(puts.len());
+        for ((index, put), zeroed) in answers.indices.drain(..).zip(puts.drain(..)).zip(zeroed) {
+            match zeroed {
+                Ok(()) => {
+                    order.push((index, put.failed.into_inner()));
+                    ending.push(put.session);
+                }
+                Err(error) => {
+                    answers.codes[index] = code::of(&error, Call::Session);
+                    self.puts.put_back(put.session, put.failed.into_inner());
+                }
+            }
+        }
+        let ended = self.block(self.client().end_puts(ending));
+        self.settle(keys, answers.codes, order, ended)
+    }
+
+    /// Gives reservations back: 0 or a code for each key.
+    pub(crate) fn revoke_puts(&self, keys: &Keys) -> Vec<i64> {
+        let (answers, puts) = self.take(keys);
+        let mut order = Vec::with_capacity(puts.len());
+        let mut sessions = Vec::with_capacity(puts.len());
+        for (index, put) in answers.indices.into_iter().zip(puts) {
+            order.push((index, put.failed.into_inner()));
+            sessions.push(put.session);
+        }
+        let revoked = self.block(self.client().revoke_puts(sessions));
+        // A reservation that is not this client's any more is what a revoke wants.
+        let revoked = revoked.into_iter().map(|revoked| match revoked {
+            Err(EndError {
+                error: StoreError::Refused(Refusal::Superseded | Refusal::NotFound),
+                session: None,
+            }) => Ok(()),
+            revoked => revoked,
+        });
+        self.settle(keys, answers.codes, order, revoked.collect())
+    }
+
+    /// Takes the keys' sessions out of the table.
+    fn take(&self, keys: &Keys) -> (Answers, Vec<Put>) {
+        let mut answers = Answers::new(keys.len());
+        let mut puts = Vec::with_capacity(keys.len());
+        let mut table = self.puts.0.write();
+        for (index, key) in keys.iter().enumerate() {
+            if let Some(put) = key.ok().and_then(|key| table.remove(key)) {
+                answers.indices.push(index);
+                puts.push(put);
+            }
+        }
+        (answers, puts)
+    }
+
+    /// Codes for sessions that were ended or revoked, those that can be tried again put back, and further
+    /// mentions of a key answered like its first.
+    fn settle(
+        &self,
+        keys: &Keys,
+        mut codes: Vec<i64>,
+        order: Vec<(usize, RangeSet)>,
+        done: Vec<Result<(), EndError>>,
+    ) -> Vec<i64> {
+        let mut answered: Vec<usize> = Vec::with_capacity(order.len());
+        for ((index, failed), done) in order.into_iter().zip(done) {
+            answered.push(index);
+            codes[index] = match done {
+                Ok(()) => ResultCode::OK.as_result(),
+                Err(EndError { error, session }) => {
+                    if let Some(session) = session {
+                        self.puts.put_back(session, failed);
+                    }
+                    code::of(&error, Call::Session)
+                }
+            };
+        }
+        repeat_first(keys, &answered, &mut codes);
+        codes
+    }
+
+    /// Writes zeros where nobody wrote. An entry with bytes whose write failed is refused.
+    fn fill_gaps(&self, puts: &[Put]) -> Vec<Result<(), StoreError>> {
+        let mut answers: Vec<Result<(), StoreError>> = Vec::with_capacity(puts.len());
+        let mut gaps = Vec::new();
+        for (index, put) in puts.iter().enumerate() {
+            let missing = put.session.missing();
+            let first = missing.first().map(|gap| gap.start());
+            match first {
+                Some(first_missing) if !put.failed.lock().is_empty() => {
+                    answers.push(Err(StoreError::Incomplete { first_missing }));
+                }
+                Some(_) => {
+                    answers.push(Ok(()));
+                    gaps.push((index, missing));
+                }
+                None => answers.push(Ok(())),
+            }
+        }
+        if gaps.is_empty() {
+            return answers;
+        }
+        let zeros = match self.zeros(&gaps) {
+            Ok(zeros) => zeros,
+            Err(error) => {
+                for (index, _) in gaps {
+                    answers[index] = Err(error.clone());
+                }
+                return answers;
+            }
+        };
+        let writes = gaps.iter().map(|(index, gaps)| RangeWrite {
+            session: &puts[*index].session,
+            ranges: zero_ranges(gaps, &zeros),
+        });
+        let written = self.client().write_ranges(writes.collect());
+        for ((index, _), written) in gaps.iter().zip(self.block(written)) {
+            answers[*index] = written.map(drop);
+        }
+        answers
+    }
+
+    /// As many zeros as the longest gap needs at a time.
+    fn zeros(&self, gaps: &[(usize, Vec<ByteRange>)]) -> Result<LocalSlice, StoreError> {
+        let lens = gaps.iter().flat_map(|(_, gaps)| gaps).map(|gap| gap.len());
+        let len = lens.max().unwrap_or(1).min(ZEROS);
+        let zeros = vec![0_u8; usize::try_from(len).unwrap_or(0)];
+        let memory = self
+            .engine()
+            .engine()
+            .register(zeros.into(), Access::LocalOnly)?;
+        Ok(memory.slice(0, len)?)
+    }
+}
+
+fn zero_ranges(gaps: &[ByteRange], zeros: &LocalSlice) -> Vec<Range> {
+    let unit = std::num::NonZeroU64::new(zeros.len()).unwrap_or(std::num::NonZeroU64::MIN);
+    let cuts = gaps.iter().flat_map(|gap| gap.split_every(unit));
+    cuts.map(|cut| Range {
+        offset: cut.start(),
+        local: zeros
+            .part(0, cut.len())
+            .expect("a cut is no longer than the zeros"),
+    })
+    .collect()
+}
+
+/// Gives entries that were not answered the answer of an earlier entry of the same key.
+fn repeat_first(keys: &Keys, answered: &[usize], codes: &mut [i64]) {
+    if answered.len() == keys.len() {
+        return;
+    }
+    let keys: Vec<_> = keys.iter().collect();
+    let first: HashMap<&ObjectKey, i64> = answered
+        .iter()
+        .filter_map(|&index| Some((keys[index].ok()?, codes[index])))
+        .collect();
+    for (index, key) in keys.iter().enumerate() {
+        if let Some(code) = key.ok().and_then(|key| first.get(key)) {
+            codes[index] = *code;
+        }
+    }
+}
+
+impl Answers {
+    /// Every entry is a bad argument until it is answered.
+    fn new(len: usize) -> Self {
+        Self {
+            codes: vec![INVALID; len],
+            indices: Vec::with_capacity(len),
+        }
+    }
+
+    /// Answers the entries that were asked for.
+    fn fill<T>(mut self, results: Vec<T>, mut code: impl FnMut(T) -> i64) -> Vec<i64> {
+        for (index, result) in self.indices.into_iter().zip(results) {
+            self.codes[index] = code(result);
+        }
+        self.codes
+    }
+}

@@ -1,0 +1,202 @@
+//! What a member is started with.
+//!
+//! The environment is read here and nowhere else: `LAYERCAKE_MASTER`, `LAYERCAKE_TOKEN` and
+//! `LAYERCAKE_TRANSPORTS`.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use layercake_protocol::auth::SharedToken;
+use layercake_protocol::key::Tenant;
+use layercake_store::StoreError;
+use layercake_store::link::{LinkConfig, Timeouts};
+use layercake_transport::{EngineConfig, TransportSet};
+
+/// Who may connect.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trust {
+    pub(crate) token: Option<SharedToken>,
+    pub(crate) insecure: bool,
+}
+
+impl Trust {
+    /// The given token, else the environment's. Saying `insecure` beside a token that was given is a
+    /// contradiction; beside that of the environment it is an answer to the same question.
+    pub(crate) fn new(token: Option<&str>, insecure: bool) -> Result<Self, StoreError> {
+        let variable = std::env::var("LAYERCAKE_TOKEN")
+            .ok()
+            .filter(|text| !text.is_empty());
+        let text = match token {
+            Some(_) if insecure => {
+                return Err(StoreError::InvalidConfig {
+                    setting: "insecure",
+                    detail: "it contradicts the token: use one of them".to_owned(),
+                });
+            }
+            Some(text) => Some(text.to_owned()),
+            None if insecure => None,
+            None => variable,
+        };
+        let token = text.map(|text| {
+            SharedToken::new(&text).map_err(|error| StoreError::InvalidConfig {
+                setting: "token",
+                detail: error.to_string(),
+            })
+        });
+        Ok(Self {
+            token: token.transpose()?,
+            insecure,
+        })
+    }
+}
+
+/// How a transfer engine is started.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineSettings {
+    pub(crate) listen: SocketAddr,
+    pub(crate) advertise: Option<SocketAddr>,
+    /// `None`: the environment's, else all.
+    pub(crate) transports: Option<TransportSet>,
+    pub(crate) trust: Trust,
+}
+
+impl EngineSettings {
+    /// An engine on loopback.
+    pub(crate) fn local(trust: Trust) -> Self {
+        Self {
+            listen: EngineConfig::default().listen,
+            advertise: None,
+            transports: None,
+            trust,
+        }
+    }
+
+    /// With the transports that the caller named, else those of the environment.
+    pub(crate) fn with_transports(mut self, named: Option<&str>) -> Result<Self, StoreError> {
+        let variable = std::env::var("LAYERCAKE_TRANSPORTS")
+            .ok()
+            .filter(|text| !text.is_empty());
+        let text = named.map(str::to_owned).or(variable);
+        self.transports = text.map(|text| text.parse()).transpose()?;
+        Ok(self)
+    }
+
+    /// Listens on `host` or `host:port`, and tells others `advertise` if that is given.
+    pub(crate) fn listen_on(
+        &mut self,
+        listen: &str,
+        advertise: Option<&str>,
+    ) -> Result<(), StoreError> {
+        self.listen = address("listen", listen)?;
+        self.advertise = advertise
+            .map(|text| address("advertise", text))
+            .transpose()?;
+        Ok(())
+    }
+
+    pub(super) fn config(&self) -> EngineConfig {
+        let default = EngineConfig::default();
+        EngineConfig {
+            listen: self.listen,
+            advertise: self.advertise,
+            transports: self.transports.unwrap_or(default.transports),
+            token: self.trust.token.clone(),
+            insecure: self.trust.insecure,
+            ..default
+        }
+    }
+}
+
+/// How a member of a cluster is started.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreSettings {
+    /// `host:port` of the master.
+    pub(crate) master: String,
+    /// The member's name, which `preferred_segments` refers to.
+    pub(crate) name: String,
+    pub(crate) tenant: Tenant,
+    /// Bytes to lend; 0: none.
+    pub(crate) capacity: u64,
+    pub(crate) huge_pages: bool,
+    pub(crate) checksums: bool,
+    pub(crate) timeouts: Timeouts,
+    /// How long starting may take, the touching of the lent memory included.
+    pub(crate) ready_within: Duration,
+    pub(crate) engine: EngineSettings,
+}
+
+impl StoreSettings {
+    /// A client of this master that lends nothing, all else by default.
+    pub(crate) fn client(master: String, engine: EngineSettings) -> Self {
+        Self {
+            master,
+            name: default_name(),
+            tenant: Tenant::default(),
+            capacity: 0,
+            huge_pages: false,
+            checksums: true,
+            timeouts: Timeouts::default(),
+            ready_within: Duration::from_secs(60),
+            engine,
+        }
+    }
+
+    /// The master that the caller named, else the environment's.
+    pub(crate) fn master_or_environment(named: Option<String>) -> Result<String, StoreError> {
+        let variable = || {
+            std::env::var("LAYERCAKE_MASTER")
+                .ok()
+                .filter(|text| !text.is_empty())
+        };
+        named
+            .or_else(variable)
+            .ok_or_else(|| StoreError::InvalidConfig {
+                setting: "master",
+                detail: "none was given: pass host:port, or set LAYERCAKE_MASTER".to_owned(),
+            })
+    }
+
+    pub(super) fn link(&self) -> LinkConfig {
+        LinkConfig {
+            tenant: self.tenant.clone(),
+            token: self.engine.trust.token.clone(),
+            insecure: self.engine.trust.insecure,
+            timeouts: self.timeouts,
+            ..LinkConfig::new(self.master.clone(), self.name.clone())
+        }
+    }
+}
+
+/// A socket address from `host` or `host:port`; a name is looked up.
+fn address(setting: &'static str, text: &str) -> Result<SocketAddr, StoreError> {
+    let refused = |why: String| StoreError::InvalidConfig {
+        setting,
+        detail: format!("{text:?} {why}, host or host:port is needed"),
+    };
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(address);
+    }
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, 0));
+    }
+    let with_port = if text.contains(':') {
+        text.to_owned()
+    } else {
+        format!("{text}:0")
+    };
+    let found = with_port.to_socket_addrs();
+    let mut found = found.map_err(|error| refused(format!("is no address ({error})")))?;
+    found
+        .next()
+        .ok_or_else(|| refused("has no address".to_owned()))
+}
+
+/// A name that no other member of this host has.
+fn default_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{host}-{}-{number}", std::process::id())
+}

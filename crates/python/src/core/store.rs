@@ -1,0 +1,186 @@
+//! A member of a cluster: starting and ending it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_store::link::{LinkState, MasterLink};
+use layercake_store::node::{Node, NodeConfig};
+use layercake_store::{ClientConfig, StoreClient, StoreError};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use super::engine::EngineCore;
+use super::gets::GetTable;
+use super::puts::PutTable;
+use super::settings::StoreSettings;
+use crate::runtime::Close;
+
+/// How long a start that failed may take to undo itself.
+const UNDO_WITHIN: Duration = Duration::from_secs(2);
+
+/// A member of a cluster. See the [module above](super).
+pub(crate) struct StoreCore {
+    handle: Handle,
+    engine: Arc<EngineCore>,
+    /// Whether the engine ends with this member.
+    owns_engine: bool,
+    link: MasterLink,
+    client: StoreClient,
+    node: Mutex<Option<Node>>,
+    pub(super) puts: PutTable,
+    pub(super) gets: GetTable,
+}
+
+/// How a member stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Serving,
+    /// It was closed.
+    Closed,
+    /// The master can't be reached.
+    MasterLost,
+}
+
+impl StoreCore {
+    /// Joins a cluster. Ids and threads are made here: run it on the runtime's threads.
+    pub(crate) async fn open(
+        settings: StoreSettings,
+        shared: Option<Arc<EngineCore>>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let handle = Handle::current();
+        let owns_engine = shared.is_none();
+        let engine = match shared {
+            Some(engine) => engine,
+            None => EngineCore::start(&settings.engine)?,
+        };
+        let mut config = settings.link();
+        config.endpoint = Some(engine.engine().endpoint().clone());
+        let link = match MasterLink::connect(config).await {
+            Ok(link) => link,
+            Err(error) => {
+                if owns_engine {
+                    engine.shutdown(UNDO_WITHIN);
+                }
+                return Err(error);
+            }
+        };
+        let client_config = ClientConfig {
+            tenant: settings.tenant.clone(),
+            checksums: settings.checksums,
+            ..ClientConfig::default()
+        };
+        let client = StoreClient::new(&link, engine.engine().clone(), client_config);
+        let core = Arc::new(Self {
+            handle,
+            engine,
+            owns_engine,
+            link,
+            client,
+            node: Mutex::new(None),
+            puts: PutTable::default(),
+            gets: GetTable::default(),
+        });
+        match core.lend(&settings).await {
+            Ok(()) => Ok(core),
+            Err(error) => {
+                core.close(Instant::now() + UNDO_WITHIN).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Lends memory, and returns when all of it is mounted.
+    async fn lend(&self, settings: &StoreSettings) -> Result<(), StoreError> {
+        if settings.capacity == 0 {
+            return Ok(());
+        }
+        let config = NodeConfig::lending(settings.capacity, settings.huge_pages);
+        let node = Node::begin(&config, self.engine.engine().clone(), self.link.clone())?;
+        let within = settings.ready_within;
+        let ready = tokio::time::timeout(within, node.ready()).await;
+        // Kept in either case: closing ends it in order.
+        *self.node.lock() = Some(node);
+        ready.unwrap_or(Err(StoreError::Timeout {
+            what: "lending the memory",
+            after: within,
+        }))
+    }
+
+    pub(crate) fn client(&self) -> &StoreClient {
+        &self.client
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<EngineCore> {
+        &self.engine
+    }
+
+    /// The name that `preferred_segments` refers to.
+    pub(crate) fn name(&self) -> &str {
+        self.link.name()
+    }
+
+    /// Waits for a future on the calling thread, which must not hold the interpreter lock.
+    pub(crate) fn block<T>(&self, future: impl Future<Output = T>) -> T {
+        self.handle.block_on(future)
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Plain: asks nobody.
+    pub(crate) fn health(&self) -> Health {
+        match self.link.state() {
+            LinkState::Up { .. } => Health::Serving,
+            LinkState::Closed => Health::Closed,
+            _ => Health::MasterLost,
+        }
+    }
+
+    /// Leaves the cluster: revokes and ends what is open, withdraws what was lent, and ends what belongs to
+    /// this member. What does not end by `until` is left to the master's time-outs. Repeating it is
+    /// harmless; calls under way elsewhere end with errors.
+    pub(crate) async fn close(&self, until: Instant) {
+        let left = || until.saturating_duration_since(Instant::now());
+        let puts = self.puts.take_all();
+        // What these can't do in time, the client and then the master do.
+        if !puts.is_empty() {
+            let revoked = tokio::time::timeout(left(), self.client.revoke_puts(puts)).await;
+            tracing::debug!(in_time = revoked.is_ok(), "open put sessions were revoked");
+        }
+        self.gets.clear();
+        if let Err(error) = self.client.close(left()).await {
+            tracing::debug!(%error, "closing the client");
+        }
+        let node = self.node.lock().take();
+        if let Some(node) = node
+            && let Err(error) = node.shutdown(left()).await
+        {
+            tracing::debug!(%error, "closing the node");
+        }
+        if let Err(error) = self.link.close(left()).await {
+            tracing::debug!(%error, "closing the link");
+        }
+        if self.owns_engine {
+            let (engine, left) = (Arc::clone(&self.engine), left());
+            let stopped = tokio::task::spawn_blocking(move || engine.shutdown(left)).await;
+            tracing::debug!(ok = stopped.is_ok(), "the engine was stopped");
+        }
+    }
+}
+
+impl Close for StoreCore {
+    fn close_by(&self, until: Instant) {
+        self.handle.block_on(self.close(until));
+    }
+}
+
+impl fmt::Debug for StoreCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreCore")
+            .field("link", &self.link)
+            .field("node", &*self.node.lock())
+            .finish_non_exhaustive()
+    }
+}

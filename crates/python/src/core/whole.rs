@@ -1,0 +1,219 @@
+//! Whole objects from and to local memory: coded.
+//!
+//! Reading is done in two steps, since what fits is known only when the size is: [`StoreCore::open_gets`]
+//! finds the objects and leases them, the caller says which ranges go where, and
+//! [`OpenGets::read`] moves the bytes. The leases are left to run out: whoever reads here has no other way
+//! to say that the object is still of interest.
+
+use std::collections::HashSet;
+
+use layercake_protocol::code::ResultCode;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::ReplicateConfig;
+use layercake_store::{
+    GetOptions, GetSession, PutOutcome, PutRequest, Range, RangeRead, StoreError,
+};
+use layercake_transport::LocalSlice;
+
+use super::StoreCore;
+use super::code::{self, Call, INVALID};
+use crate::args::Keys;
+use crate::memory::Use;
+
+/// One object to put, or the code that its entry is answered with.
+pub(crate) type PutItem = Result<PutRequest, i64>;
+
+/// Ranges of one object to read, or the code that its entry is answered with.
+pub(crate) type ReadItem = Result<Vec<Range>, i64>;
+
+impl StoreCore {
+    /// Local memory as pieces, for the coded calls: empty ones are skipped.
+    pub(crate) fn pieces(
+        &self,
+        addrs: &[u64],
+        lens: &[u64],
+        of: Use,
+        call: Call,
+    ) -> Result<Vec<LocalSlice>, i64> {
+        if addrs.len() != lens.len() {
+            return Err(INVALID);
+        }
+        let mut resolver = self.engine().resolver();
+        let pieces = addrs.iter().zip(lens).filter(|(_, len)| **len > 0);
+        pieces
+            .map(|(&addr, &len)| {
+                let piece = resolver.any(addr, len, of);
+                piece.map_err(|error| code::of_memory(&error, call))
+            })
+            .collect()
+    }
+
+    /// Stores objects: 0 also where the key has an object or a writer. With `replace`, what is there is
+    /// replaced; a key that is named twice has its last value.
+    pub(crate) fn put(
+        &self,
+        items: Vec<PutItem>,
+        config: &ReplicateConfig,
+        replace: bool,
+    ) -> Vec<i64> {
+        if config.replicas == 0 {
+            return vec![INVALID; items.len()];
+        }
+        let mut answers = vec![INVALID; items.len()];
+        let mut left: Vec<(usize, PutRequest)> = Vec::with_capacity(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            match item {
+                Ok(request) => left.push((index, request)),
+                Err(code) => answers[index] = code,
+            }
+        }
+        while !left.is_empty() {
+            let (round, later) = if replace {
+                first_of_each_key(left)
+            } else {
+                (left, Vec::new())
+            };
+            left = later;
+            let (indices, requests): (Vec<usize>, Vec<PutRequest>) = round.into_iter().unzip();
+            let client = self.client();
+            let done = if replace {
+                self.block(client.upsert(requests, config))
+            } else {
+                self.block(client.put(requests, config))
+            };
+            for (index, outcome) in indices.into_iter().zip(done) {
+                answers[index] = put_code(outcome);
+            }
+        }
+        answers
+    }
+
+    /// Finds and leases objects, to be read.
+    pub(crate) fn open_gets(&self, keys: &Keys) -> OpenGets<'_> {
+        let options = GetOptions {
+            keep_lease: true,
+            ..GetOptions::default()
+        };
+        let started = self.block(self.client().start_gets(keys.good(), options));
+        let sessions = started
+            .into_iter()
+            .map(|session| session.map_err(|error| code::of(&error, Call::WholeRead)));
+        OpenGets {
+            core: self,
+            sessions: keys.align(sessions.collect(), |_| Err(INVALID)),
+        }
+    }
+
+    /// Reads whole objects, each into pieces of local memory with exactly its size in all, or, if
+    /// `roomy`, at least. Gives the sizes.
+    pub(crate) fn get_into(
+        &self,
+        keys: &Keys,
+        pieces: Vec<Result<Vec<LocalSlice>, i64>>,
+        roomy: bool,
+    ) -> Vec<i64> {
+        let open = self.open_gets(keys);
+        let items = pieces.into_iter().enumerate().map(|(index, pieces)| {
+            let size = open.size(index)?;
+            let pieces = pieces?;
+            let room = pieces
+                .iter()
+                .fold(0, |room: u64, piece| room.saturating_add(piece.len()));
+            if room < size || pieces.is_empty() {
+                return Err(INVALID);
+            }
+            if room > size && !roomy {
+                return Err(Call::Session.transfer_failed().as_result());
+            }
+            Ok(consecutive(pieces, size))
+        });
+        let items = items.collect();
+        open.read(items)
+    }
+}
+
+/// Objects that were found and leased.
+pub(crate) struct OpenGets<'a> {
+    core: &'a StoreCore,
+    sessions: Vec<Result<GetSession, i64>>,
+}
+
+impl OpenGets<'_> {
+    pub(crate) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// The size of an entry's object in bytes, or the entry's code.
+    pub(crate) fn size(&self, index: usize) -> Result<u64, i64> {
+        match self.sessions.get(index) {
+            Some(Ok(session)) => Ok(session.size()),
+            Some(Err(code)) => Err(*code),
+            None => Err(INVALID),
+        }
+    }
+
+    /// Reads, entry by entry, and gives the bytes. Entries without an object have their own code.
+    pub(crate) fn read(self, items: Vec<ReadItem>) -> Vec<i64> {
+        let mut answers = vec![INVALID; self.sessions.len()];
+        let mut indices = Vec::with_capacity(items.len());
+        let mut reads = Vec::with_capacity(items.len());
+        for (index, (session, item)) in self.sessions.iter().zip(items).enumerate() {
+            match (session, item) {
+                (Ok(session), Ok(ranges)) => {
+                    indices.push(index);
+                    reads.push(RangeRead { session, ranges });
+                }
+                (Err(code), _) => answers[index] = *code,
+                (_, Err(code)) => answers[index] = code,
+            }
+        }
+        let done = self.core.block(self.core.client().read_ranges(reads));
+        for (index, done) in indices.into_iter().zip(done) {
+            answers[index] = match done {
+                Ok(done) => code::count(done.bytes),
+                Err(error) => code::of(&error, Call::WholeRead),
+            };
+        }
+        answers
+    }
+}
+
+/// The ranges of an object's first `size` bytes, piece after piece.
+fn consecutive(pieces: Vec<LocalSlice>, size: u64) -> Vec<Range> {
+    let mut ranges = Vec::with_capacity(pieces.len());
+    let mut offset = 0;
+    for piece in pieces {
+        let len = piece.len().min(size - offset);
+        if len == 0 {
+            break;
+        }
+        let local = if len == piece.len() {
+            piece
+        } else {
+            piece
+                .part(0, len)
+                .expect("a part is no longer than its piece")
+        };
+        ranges.push(Range { offset, local });
+        offset += len;
+    }
+    ranges
+}
+
+fn put_code(outcome: Result<PutOutcome, StoreError>) -> i64 {
+    match outcome {
+        // A key that exists, or is being written, is no failure of a put.
+        Ok(_) => ResultCode::OK.as_result(),
+        Err(error) => code::of(&error, Call::WholeWrite),
+    }
+}
+
+/// The first request of each key, and the others.
+fn first_of_each_key(
+    requests: Vec<(usize, PutRequest)>,
+) -> (Vec<(usize, PutRequest)>, Vec<(usize, PutRequest)>) {
+    let mut seen: HashSet<ObjectKey> = HashSet::with_capacity(requests.len());
+    requests
+        .into_iter()
+        .partition(|(_, request)| seen.insert(request.key.clone()))
+}

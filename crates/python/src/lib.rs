@@ -1,0 +1,54 @@
+//! The native half of the Python package `layercake`.
+//!
+//! Python calls are synchronous; the store below is asynchronous. Between the two lie [`runtime`]
+//! (the one tokio runtime of a process, and what a fork means), [`args`] and [`memory`] (what
+//! Python hands over, checked once), [`core`] (a synchronous store client that answers with values or
+//! with the integer codes of the Mooncake interface) and [`errors`] (the way back into exceptions).
+//! The classes on top only translate:
+//!
+//! ```text
+//! store, session, engine, serve      the package's own interface
+//! dropin                             what the distribution layercake-mooncake shows as `mooncake`
+//!         core, args, memory, errors, runtime
+//! layercake-store, layercake-master, layercake-transport
+//! ```
+//!
+//! Rules that hold everywhere: the interpreter lock is released before bytes move or the network is
+//! waited for; no thread of ours ever calls into Python; a call in a forked child on an object made
+//! before the fork raises `ForkError`; nothing is printed, and nothing that a caller passes can end
+//! the interpreter, short of an address that stops being memory while a call uses it.
+#![deny(unsafe_code)]
+
+mod args;
+mod config;
+mod core;
+mod errors;
+mod memory;
+mod runtime;
+mod serve;
+mod session;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "it is a Python name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use super::config::PyReplicateConfig;
+    #[pymodule_export]
+    use super::serve::{PyCluster, serve};
+    #[pymodule_export]
+    use super::session::{PyGetSession, PyPutSession};
+    #[pymodule_export]
+    use super::store::PyStore;
+    use super::{Bound, PyModule, PyResult, runtime};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        runtime::close_at_exit(module.py())
+    }
+}

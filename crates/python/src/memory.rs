@@ -1,0 +1,220 @@
+//! Memory of the caller: by address, or lent by a Python object. The crate's only unsafe code.
+//!
+//! A Python program hands out addresses of memory that Rust knows nothing about. Two things have to
+//! hold for it, and each has one keeper:
+//!
+//! - *It is memory now.* The kernel is asked before an address is used: unmapped addresses, memory of
+//!   a device, and read-only memory that is to be written to are refused. Registering asks once and
+//!   looks only ([`check_mapped`]); a call with memory that is not registered has the kernel map the
+//!   pages, as a first access would ([`check_touched`]). An object with the buffer protocol needs no
+//!   such question.
+//! - *It stays memory while it is used.* For a view of an object, the object is kept exported by
+//!   [`Bytes`], which outlives the call. For an address it is the caller's word, as in C: registered
+//!   memory must stay until it is unregistered, memory named in a call until the call returns. That is
+//!   why all of this crate's calls return only when no byte of theirs moves any more.
+//!
+//! No reference to such memory is made here or in the transport: it may change at any moment.
+#![expect(
+    unsafe_code,
+    reason = "addresses that Python hands over are turned into memory here"
+)]
+
+use layercake_protocol::ids::MemoryKind;
+use layercake_transport::{Access, Engine, LocalSlice, Memory};
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+use thiserror::Error;
+
+use crate::args::{Bytes, BytesMut};
+
+/// What the memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+/// Why memory can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Unusable {
+    #[error("the address is null")]
+    Null,
+    #[error("0 bytes at {addr:#x}: at least 1 byte is needed")]
+    Empty { addr: u64 },
+    #[error("{len} bytes at {addr:#x} reach beyond the end of the address space")]
+    Overflow { addr: u64, len: u64 },
+    #[error(
+        "{len} bytes at {addr:#x} are not memory that this process can {}: unmapped, protected, or memory of a \
+         CUDA, ROCm or NPU device, which this build does not move", verb(*.of))]
+    NotMapped { addr: u64, len: u64, of: Use },
+}
+
+fn verb(of: Use) -> &'static str {
+    match of {
+        Use::Read => "read",
+        Use::Write => "write to",
+    }
+}
+
+/// The pages that hold these bytes: first address, and length.
+fn pages(addr: u64, len: u64) -> Result<(usize, usize), Unusable> {
+    if addr == 0 {
+        return Err(Unusable::Null);
+    }
+    if len == 0 {
+        return Err(Unusable::Empty { addr });
+    }
+    let page = rustix::param::page_size();
+    let whole = || {
+        let first = usize::try_from(addr).ok()?;
+        let end = first.checked_add(usize::try_from(len).ok()?)?;
+        let start = first - first % page;
+        Some((start, end.div_ceil(page).checked_mul(page)? - start))
+    };
+    whole().ok_or(Unusable::Overflow { addr, len })
+}
+
+/// Refuses addresses that this process can't read, or write to, by its list of mappings.
+pub(crate) fn check_mapped(addr: u64, len: u64, of: Use) -> Result<(), Unusable> {
+    let (start, len_pages) = pages(addr, len)?;
+    if maps::check(start, start + len_pages, of) {
+        Ok(())
+    } else {
+        Err(Unusable::NotMapped { addr, len, of })
+    }
+}
+
+/// As [`check_mapped`], by having the kernel map the pages: far quicker for a few of them.
+fn check_touched(addr: u64, len: u64, of: Use) -> Result<(), Unusable> {
+    let (start, len_pages) = pages(addr, len)?;
+    let advice = match of {
+        Use::Read => Advice::LinuxPopulateRead,
+        Use::Write => Advice::LinuxPopulateWrite,
+    };
+    // SAFETY: this advice changes no byte: it maps the pages as a first access by this process would,
+    // and reports an error where that access would be a fault.
+    match unsafe { rustix::mm::madvise(start as *mut _, len_pages, advice) } {
+        Ok(()) => Ok(()),
+        // Kernels before 5.14, and some that only look like Linux, don't know this advice; mappings of
+        // some kinds can't be populated.
+        Err(Errno::INVAL | Errno::NOSYS) => check_mapped(addr, len, of),
+        Err(_) => Err(Unusable::NotMapped { addr, len, of }),
+    }
+}
+
+/// Registers memory by address with an engine, for the engine's own transfers or, as `access` says,
+/// for peers too. The caller vouches for it until it is unregistered.
+pub(crate) fn register(
+    engine: &Engine,
+    addr: u64,
+    len: u64,
+    access: Access,
+) -> Result<Memory, RegisterError> {
+    check_mapped(addr, len, Use::Write)?;
+    let addr = usize::try_from(addr).map_err(|_| Unusable::Overflow { addr, len })?;
+    // SAFETY: the bytes are mapped, readable and writable, as was just checked; that they stay so
+    // until the memory is unregistered is the contract of every Python function that registers.
+    let memory = unsafe { engine.register_raw(addr, len, MemoryKind::Host, access) };
+    Ok(memory?)
+}
+
+/// Why memory was not registered.
+#[derive(Debug, Error)]
+pub(crate) enum RegisterError {
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    #[error(transparent)]
+    Engine(#[from] layercake_transport::Error),
+}
+
+/// Memory by address that is not registered, for one call.
+pub(crate) fn unregistered(addr: u64, len: u64, of: Use) -> Result<LocalSlice, Unusable> {
+    check_touched(addr, len, of)?;
+    let start = usize::try_from(addr).map_err(|_| Unusable::Overflow { addr, len })?;
+    // SAFETY: mapped and accessible, as was just checked; that it stays so until the call returns is
+    // the contract of every Python function that takes an address, and no transfer outlives its call.
+    Ok(unsafe { LocalSlice::from_raw(start, len) })
+}
+
+/// The memory of a view, to read from.
+pub(crate) fn lent(bytes: &Bytes) -> Result<LocalSlice, Unusable> {
+    slice_of(bytes, Use::Read)
+}
+
+/// The memory of a view, to write to.
+pub(crate) fn lent_mut(bytes: &BytesMut) -> Result<LocalSlice, Unusable> {
+    slice_of(bytes, Use::Write)
+}
+
+/// A `bytes` object of `len` bytes, filled by a call that is given its memory. The call must not return
+/// before all transfers to it have ended.
+pub(crate) fn fill_bytes<'py>(
+    py: Python<'py>,
+    len: u64,
+    fill: impl FnOnce(LocalSlice) -> PyResult<u64>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let size = usize::try_from(len).map_err(|_| PyMemoryError::new_err(()))?;
+    PyBytes::new_with(py, size, |memory| {
+        // SAFETY: the object is nobody else's until this function returns it, `fill` waits for the
+        // transfers, and the reference to its memory is not used again.
+        let local = unsafe { LocalSlice::from_raw(memory.as_mut_ptr() as usize, len) };
+        fill(local).map(drop)
+    })
+}
+
+fn slice_of(bytes: &Bytes, of: Use) -> Result<LocalSlice, Unusable> {
+    let (addr, len) = (bytes.addr() as u64, bytes.len() as u64);
+    if bytes.is_by_address() {
+        return unregistered(addr, len, of);
+    }
+    // SAFETY: the object is exported for as long as the view is there, and the view outlives the call
+    // whose transfers use this slice; a view to write to was checked to be writable.
+    Ok(unsafe { LocalSlice::from_raw(bytes.addr(), len) })
+}
+
+/// What `/proc` says of this process's address space.
+mod maps {
+    use super::Use;
+
+    /// Whether all of `start..end` is mapped with the rights needed.
+    pub(super) fn check(start: usize, end: usize, of: Use) -> bool {
+        let Ok(text) = std::fs::read_to_string("/proc/self/maps") else {
+            return false;
+        };
+        covers(&text, start, end, of)
+    }
+
+    fn covers(maps: &str, start: usize, end: usize, of: Use) -> bool {
+        let mut at = start;
+        for line in maps.lines() {
+            let Some((from, to, rights)) = parse(line) else {
+                continue;
+            };
+            if to <= at {
+                continue;
+            }
+            let allowed =
+                rights.starts_with('r') && (of == Use::Read || rights[1..].starts_with('w'));
+            if from > at || !allowed {
+                return false;
+            }
+            at = to;
+            if at >= end {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// `start-end rights …`, in ascending order of addresses.
+    fn parse(line: &str) -> Option<(usize, usize, &str)> {
+        let mut words = line.split(' ');
+        let (from, to) = words.next()?.split_once('-')?;
+        let rights = words.next()?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        Some((address(from)?, address(to)?, rights))
+    }
+}

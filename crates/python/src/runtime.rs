@@ -1,0 +1,169 @@
+//! The process's runtime, what a fork means, and the end of the interpreter.
+//!
+//! Libraries build no runtime, programs do; for a Python process this module is the program. There is
+//! one tokio runtime with two workers, made when it is first needed and never torn down: its threads
+//! end with the process. None of them ever touches Python, so the interpreter may be finalized while
+//! they run. What must be done in order, leaving the master and withdrawing segments, is done by
+//! [`close_at_exit`] while the interpreter is whole.
+//!
+//! A fork copies the memory of a process, but of its threads only the one that called it. So in a
+//! child everything that was made before the fork is dead: locks may be held by threads that are not
+//! there, and joining such a thread would hang. [`Owned`] keeps track: outside the process that made
+//! it, its value is neither used (`ForkError`) nor dropped. New objects can be made in a child; they
+//! get a runtime of their own, and are made on fresh threads, whose random numbers do not repeat those
+//! of the parent. [`RUNTIME`] and [`OPEN`] are locked only by threads that hold the interpreter lock and keep
+//! it, and so are never locked while Python forks.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Handle};
+
+use crate::errors::Kind;
+
+/// Worker threads. Bytes move on the transfer engines' threads, so two are plenty.
+const WORKERS: usize = 2;
+
+/// How long the end of the interpreter waits for all stores together.
+const CLOSE_ALL_WITHIN: Duration = Duration::from_secs(3);
+
+/// A handle on the runtime, and the process that it belongs to.
+#[derive(Clone, Debug)]
+struct Current {
+    pid: u32,
+    handle: Handle,
+}
+
+static RUNTIME: Mutex<Option<Current>> = Mutex::new(None);
+static OPEN: Mutex<Vec<(u32, Weak<dyn Close>)>> = Mutex::new(Vec::new());
+
+/// The runtime of this process, made if there is none.
+pub(crate) fn handle(_py: Python<'_>) -> PyResult<Handle> {
+    let pid = std::process::id();
+    let mut current = RUNTIME.lock();
+    if let Some(current) = current.as_ref().filter(|current| current.pid == pid) {
+        return Ok(current.handle.clone());
+    }
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("layercake")
+        .enable_all()
+        .build()
+        .map_err(|error| Kind::Error.err(format!("threads can't be started: {error}")))?;
+    // Never torn down: its owner would have to be dropped in the process that made it.
+    let runtime = Box::leak(Box::new(runtime));
+    let handle = runtime.handle().clone();
+    *current = Some(Current {
+        pid,
+        handle: handle.clone(),
+    });
+    Ok(handle)
+}
+
+/// Runs a future on the runtime's threads, with the interpreter lock released, and waits for it.
+///
+/// For what makes ids or threads; calls that only move bytes or ask the master are driven by the
+/// calling thread ([`Handle::block_on`]), which saves two wake-ups.
+pub(crate) fn run<T: Send + 'static>(
+    py: Python<'_>,
+    future: impl Future<Output = T> + Send + 'static,
+) -> PyResult<T> {
+    let handle = handle(py)?;
+    let task = handle.spawn(future);
+    py.detach(|| handle.block_on(task))
+        .map_err(|error| Kind::Error.err(format!("an internal task failed: {error}")))
+}
+
+/// A value that lives in one process: see the module's text.
+pub(crate) struct Owned<T: Send + 'static> {
+    pid: u32,
+    /// Always there until dropped.
+    value: Option<T>,
+}
+
+impl<T: Send + 'static> Owned<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            pid: std::process::id(),
+            value: Some(value),
+        }
+    }
+
+    /// The value; `ForkError` in a child of the process that made it.
+    pub(crate) fn get(&self) -> PyResult<&T> {
+        match &self.value {
+            Some(value) if self.pid == std::process::id() => Ok(value),
+            _ => Err(Kind::Fork.err(
+                "this object was made before the process forked, and its threads are not in this child: \
+                 make a new one here, or start workers by spawn",
+            )),
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            Box::leak(Box::new(self.value.take()));
+        }
+    }
+}
+
+impl<T: Send + fmt::Debug> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+/// What can be closed while the interpreter ends.
+pub(crate) trait Close: Send + Sync {
+    /// Closes by this time, whatever is in flight. Called without the interpreter lock.
+    fn close_by(&self, until: Instant);
+
+    /// Whether others need it while they close.
+    fn is_needed_by_others(&self) -> bool {
+        false
+    }
+}
+
+/// Has `object` closed at the end of the interpreter, if it is still there then.
+pub(crate) fn close_later<T: Close + 'static>(_py: Python<'_>, object: &Arc<T>) {
+    let weak: Weak<T> = Arc::downgrade(object);
+    let mut open = OPEN.lock();
+    open.retain(|(_, weak)| weak.strong_count() > 0);
+    open.push((std::process::id(), weak));
+}
+
+/// Registers the closing of all open objects with Python's `atexit`, which runs once all threads but
+/// daemons have ended and the interpreter is still whole.
+pub(crate) fn close_at_exit(py: Python<'_>) -> PyResult<()> {
+    let close = pyo3::types::PyCFunction::new_closure(py, None, None, |args, _kwargs| {
+        close_all(args.py());
+    })?;
+    py.import("atexit")?.call_method1("register", (close,))?;
+    Ok(())
+}
+
+fn close_all(py: Python<'_>) {
+    let pid = std::process::id();
+    let open = std::mem::take(&mut *OPEN.lock());
+    let until = Instant::now() + CLOSE_ALL_WITHIN;
+    // Those of a parent process stay where they are: their locks may be held for ever.
+    let (mine, foreign): (Vec<_>, Vec<_>) = open.into_iter().partition(|(owner, _)| *owner == pid);
+    Box::leak(Box::new(foreign));
+    let mine = mine.iter().filter_map(|(_, weak)| weak.upgrade());
+    let (needed, first): (Vec<Arc<dyn Close>>, Vec<_>) =
+        mine.partition(|object| object.is_needed_by_others());
+    py.detach(|| {
+        for together in [first, needed] {
+            std::thread::scope(|scope| {
+                for object in &together {
+                    scope.spawn(|| object.close_by(until));
+                }
+            });
+        }
+    });
+}
