@@ -22,7 +22,7 @@ pub use tags::TAG_GRANULE;
 pub(crate) use raw::Mapping;
 pub(crate) use region::{RegionEntry, RegionPin};
 pub(crate) use registry::{RegionObserver, Registry};
-pub(crate) use tags::{check_tags, claim_tags, tag_granules};
+pub(crate) use tags::{check_tags, claim_tags, confirm_tags, tag_granules};
 
 use std::fmt;
 use std::sync::Arc;
@@ -210,3 +210,6 @@ impl fmt::Debug for Memory {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use super::frame::{FLAG_TRAILER, FrameError, HEADER_LEN, Header, Kind, decode_status};
 use super::inbuf::InBuf;
-use super::payload::{Discard, PayloadCursor};
+use super::payload::PayloadCursor;
 use super::raw::{self, Span};
 use super::work::Frame;
 use crate::batch::Direction;
@@ -58,8 +58,9 @@ impl Answer {
     }
 
     /// The places that the next payload bytes go to.
-    pub(super) fn gather(&self, spans: &mut Vec<Span>, discard: &mut Discard) {
-        self.cursor.gather(spans, discard);
+    pub(super) fn gather(&self, spans: &mut Vec<Span>) {
+        // An owner sends the bytes of what it did not refuse, and they all have a place.
+        self.cursor.gather(spans, &mut []);
     }
 
     /// Payload bytes have come to their places.

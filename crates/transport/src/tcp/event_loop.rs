@@ -59,11 +59,18 @@ enum Command {
     Stop,
 }
 
+#[derive(Default)]
+struct Commands {
+    list: Vec<Command>,
+    /// The loop has ended: nobody would take them.
+    closed: bool,
+}
+
 /// The part of a loop that other threads reach.
 pub(super) struct LoopShared {
     registry: Registry,
     waker: Waker,
-    commands: Mutex<Vec<Command>>,
+    commands: Mutex<Commands>,
     /// The loop sleeps without a time-out.
     asleep: AtomicBool,
 }
@@ -72,8 +79,11 @@ impl LoopShared {
     fn command(&self, command: Command) {
         let first = {
             let mut commands = self.commands.lock();
-            commands.push(command);
-            commands.len() == 1
+            if commands.closed {
+                return;
+            }
+            commands.list.push(command);
+            commands.list.len() == 1
         };
         if first && let Err(error) = self.waker.wake() {
             tracing::error!(%error, "an event loop can't be woken");
@@ -279,7 +289,7 @@ impl EventLoop {
 
     /// Returns whether the loop is to stop.
     fn take_commands(&mut self, now: Instant) -> bool {
-        let commands = std::mem::take(&mut *self.shared.commands.lock());
+        let commands = std::mem::take(&mut self.shared.commands.lock().list);
         for command in commands {
             match command {
                 Command::Adopt(lane) => {
@@ -288,7 +298,12 @@ impl EventLoop {
                 Command::Forget(token) => {
                     self.lanes.remove(&token);
                 }
-                Command::Service(token) => self.drive(token, Readiness::default(), now),
+                Command::Service(token) => {
+                    if let Some(lane) = self.lanes.get(&token) {
+                        lane.noticed();
+                    }
+                    self.drive(token, Readiness::default(), now);
+                }
                 Command::Accept(stream, peer) => self.add(stream, peer, now),
                 Command::Tick => self.last_busy = now,
                 Command::Stop => return true,
@@ -421,6 +436,16 @@ impl EventLoop {
     fn stop(&mut self) {
         self.conns.clear();
         self.listener = None;
+        let left = {
+            let mut commands = self.shared.commands.lock();
+            commands.closed = true;
+            std::mem::take(&mut commands.list)
+        };
+        for command in left {
+            if let Command::Adopt(lane) = command {
+                self.lanes.insert(lane.token(), lane);
+            }
+        }
         for lane in self.lanes.drain() {
             lane.1.close();
         }

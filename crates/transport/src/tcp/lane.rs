@@ -36,6 +36,8 @@ pub(super) struct Lane {
     up: AtomicBool,
     load: AtomicU64,
     busy: AtomicBool,
+    /// A notice is on its way to the event loop.
+    notified: AtomicBool,
     helper: Arc<LaneHelper>,
 }
 
@@ -70,6 +72,7 @@ impl Lane {
             up: AtomicBool::new(false),
             load: AtomicU64::new(0),
             busy: AtomicBool::new(false),
+            notified: AtomicBool::new(false),
         })
     }
 
@@ -106,7 +109,14 @@ impl Lane {
 
     /// Has the event loop look after it.
     pub(super) fn notify(&self) {
-        self.home.service(self.token);
+        if !self.notified.swap(true, Ordering::AcqRel) {
+            self.home.service(self.token);
+        }
+    }
+
+    /// The event loop has the notice, and looks after the lane next.
+    pub(super) fn noticed(&self) {
+        self.notified.store(false, Ordering::Release);
     }
 
     /// Moves what can be moved at once, on the calling thread; leaves the rest to the event loop.

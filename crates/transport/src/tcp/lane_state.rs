@@ -16,7 +16,6 @@ use super::inbuf::{InBuf, Received};
 use super::lane::{Lane, Readiness};
 use super::link::Link;
 use super::out::{OutQueue, Sent};
-use super::payload::{self, Discard};
 use super::raw::{self, Span};
 use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
@@ -75,7 +74,6 @@ pub(super) struct LaneState {
     wire: WireScratch,
     spare_ops: Vec<FrameOp>,
     spans: Vec<Span>,
-    discard: Discard,
 }
 
 /// Bytes that are queued ahead of the socket: enough to keep it busy, little enough to be sent while
@@ -103,7 +101,6 @@ impl LaneState {
             wire: WireScratch::default(),
             spare_ops: Vec::new(),
             spans: Vec::new(),
-            discard: payload::discard(),
         }
     }
 
@@ -396,7 +393,7 @@ impl LaneState {
             return Ok(0);
         }
         self.spans.clear();
-        self.answer.gather(&mut self.spans, &mut self.discard);
+        self.answer.gather(&mut self.spans);
         let begun = Instant::now();
         let received = self
             .inbuf

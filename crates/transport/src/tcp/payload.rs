@@ -41,7 +41,7 @@ impl PayloadCursor {
     }
 
     /// Collects the places of what is still to come, as far as one call may fill them.
-    pub(super) fn gather(&self, spans: &mut Vec<Span>, discard: &mut Discard) {
+    pub(super) fn gather(&self, spans: &mut Vec<Span>, discard: &mut [u8]) {
         let mut skip = self.offset;
         for place in &self.places[self.index.min(self.places.len())..] {
             let rest = place.len - skip;

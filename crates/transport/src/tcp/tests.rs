@@ -1,4 +1,7 @@
-//! An owner against peers that don't keep to the protocol: raw sockets that forge frames.
+//! An owner against peers that don't keep to the protocol: raw sockets that forge frames. The other
+//! way round is in `initiator`.
+
+mod initiator;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;

@@ -426,3 +426,6 @@ impl WorkQueue {
         self.runs.drain(..).chain(probes).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;
