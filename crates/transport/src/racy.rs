@@ -152,14 +152,16 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Checks made before this call come before every byte of a copy that follows.
+/// Loads made before this call come before every byte of a copy that follows.
 pub(crate) fn fence_before() {
-    fence(Ordering::SeqCst);
+    fence(Ordering::Acquire);
 }
 
-/// Every byte of a copy made before this call comes before checks that follow.
+/// Every byte that a copy before this call has read comes before loads that follow, and every byte it
+/// has read or written before stores that follow. Loads that have to come after the bytes written need
+/// a full fence of their own.
 pub(crate) fn fence_after() {
-    fence(Ordering::SeqCst);
+    fence(Ordering::AcqRel);
 }
 
 /// Copies all of `source`.

@@ -10,7 +10,7 @@ use layercake_protocol::ids::{Capability, Generation, MemoryKind, RegionId};
 use parking_lot::{Condvar, Mutex};
 
 use super::raw::{self, Mapping, OwnedBytes};
-use super::{Access, check_tags, claim_tags, tag_granules};
+use super::{Access, check_tags, claim_tags, confirm_tags, tag_granules};
 use crate::batch::Direction;
 use crate::error::{Error, Refusal};
 use crate::racy::{self, Source, Target};
@@ -203,7 +203,7 @@ impl RegionEntry {
         generation: Generation,
     ) -> Result<(), Refusal> {
         let tags = &self.tags().ok_or(Refusal::NoTags)?[tag_granules(offset, len)];
-        check_tags(tags, generation)
+        confirm_tags(tags, generation)
     }
 
     /// Bytes inside the region, to copy from; none if the range lies outside.

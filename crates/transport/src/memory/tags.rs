@@ -7,11 +7,12 @@
 //! before its first byte and after its last. Tags only grow. So a writer that is late can't take a
 //! place back, and a reader never accepts bytes of a place that was given away meanwhile.
 //!
-//! Ordering: claims are read-modify-write operations with acquire and release, so the bytes written
-//! after a claim are not seen before it; a check is preceded by an acquire fence, so that it is not
-//! moved before the copy that it judges. A reader that saw a byte of a later writer therefore sees
-//! the later tag. (The copies themselves are plain memory accesses of whatever size; on the processors
-//! this runs on, the fences order them.)
+//! Ordering: a claim is a read-modify-write operation, unless the tag is right already, and a release
+//! fence keeps the bytes written after it behind it. A reader's checks have acquire fences on the side
+//! of its copy: having seen a byte of a later writer, it sees the later tag. A writer's last check is
+//! behind a full fence: if the tag is still its own, all its bytes came before any later claim. (The
+//! copies themselves are plain memory accesses of whatever size; on the processors this runs on, the
+//! fences order them.)
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -44,19 +45,27 @@ pub(crate) fn tag_granules(offset: u64, len: u64) -> Range<usize> {
 /// Claims the granules for a writer of this generation.
 pub(crate) fn claim_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
     for tag in tags {
-        if tag.fetch_max(generation.0, Ordering::AcqRel) > generation.0 {
+        let claimed = tag.load(Ordering::Relaxed) == generation.0;
+        if !claimed && tag.fetch_max(generation.0, Ordering::AcqRel) > generation.0 {
             return Err(Refusal::StaleGeneration);
         }
     }
     // The bytes that the caller writes next stay behind the claims.
-    fence(Ordering::SeqCst);
+    fence(Ordering::AcqRel);
     Ok(())
 }
 
-/// Checks that all granules belong to this generation.
-pub(crate) fn check_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
-    // The bytes that the caller copied stay before the check.
+/// Checks that all granules still belong to this generation, after the caller wrote there.
+pub(crate) fn confirm_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
+    // The bytes that the caller wrote are there before the check.
     fence(Ordering::SeqCst);
+    check_tags(tags, generation)
+}
+
+/// Checks that all granules belong to this generation, before or after the caller read there.
+pub(crate) fn check_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
+    // The bytes that the caller has read stay before the check, those that it reads next behind it.
+    fence(Ordering::Acquire);
     if tags
         .iter()
         .all(|tag| tag.load(Ordering::Acquire) == generation.0)

@@ -26,7 +26,7 @@ use super::table::{Entry, PeerTable};
 use super::wire::Message;
 use crate::batch::{Direction, RemoteSlice};
 use crate::error::Refusal;
-use crate::memory::{TAG_GRANULE, check_tags, claim_tags, tag_granules};
+use crate::memory::{TAG_GRANULE, check_tags, claim_tags, confirm_tags, tag_granules};
 use crate::racy::Target;
 
 /// See the module's text.
@@ -202,6 +202,20 @@ impl RegionView {
         Ok(())
     }
 
+    /// Has the processor fetch the tags of a range that was checked: they lie apart from each other
+    /// and from the bytes, and waiting for them would cost as much as copying several kilobytes.
+    pub(super) fn prefetch_tags(&self, offset: u64, len: u64) {
+        let Ok(tags) = self.tags() else {
+            return;
+        };
+        let granules = tag_granules(offset, len);
+        for granule in granules.step_by(8) {
+            if let Some(tag) = tags.words().get(granule) {
+                std::hint::black_box(tag.load(Ordering::Relaxed));
+            }
+        }
+    }
+
     /// The tag rule before the first byte of a range that was checked.
     pub(super) fn check_before(
         &self,
@@ -221,13 +235,17 @@ impl RegionView {
     /// The tag rule after the last byte.
     pub(super) fn check_after(
         &self,
+        direction: Direction,
         offset: u64,
         len: u64,
         generation: Generation,
     ) -> Result<(), Refusal> {
         let tags = self.tags()?.words();
         let tags = tags.get(tag_granules(offset, len)).ok_or(Refusal::NoTags)?;
-        check_tags(tags, generation)
+        match direction {
+            Direction::Read => check_tags(tags, generation),
+            Direction::Write => confirm_tags(tags, generation),
+        }
     }
 
     fn tags(&self) -> Result<&View, Refusal> {

@@ -39,9 +39,15 @@ impl Views {
         self.0.insert(at, (region, capability, view));
     }
 
-    fn find(&self, region: RegionId, capability: &Capability) -> Option<&Result<Arc<RegionView>, Moved>> {
+    fn find(
+        &self,
+        region: RegionId,
+        capability: &Capability,
+    ) -> Option<&Result<Arc<RegionView>, Moved>> {
         let from = self.0.partition_point(|(known, ..)| *known < region);
-        let same_region = self.0[from..].iter().take_while(|(known, ..)| *known == region);
+        let same_region = self.0[from..]
+            .iter()
+            .take_while(|(known, ..)| *known == region);
         let mut found = same_region.filter(|(_, known, _)| known == capability);
         found.next().map(|(_, _, view)| view)
     }
@@ -98,10 +104,14 @@ impl ShmMover {
         if !self.attachment.is_current(view) {
             return Err(self.refuse(Refusal::UnknownRegion));
         }
+        let offset = remote.offset + part.offset;
+        if remote.generation.is_some() {
+            view.prefetch_tags(offset, part.len);
+        }
         Ok(Place {
             piece,
             view,
-            offset: remote.offset + part.offset,
+            offset,
             part,
         })
     }
@@ -115,21 +125,16 @@ impl ShmMover {
             return Ok(());
         }
         let (offset, len) = (place.offset, place.part.len);
+        let direction = job.direction();
         let checked = if before {
-            let direction = job.direction();
             place.view.check_before(direction, offset, len, generation)
         } else {
-            place.view.check_after(offset, len, generation)
+            place.view.check_after(direction, offset, len, generation)
         };
         checked.map_err(|refusal| self.refuse(refusal))
     }
 
-    fn copy_mapped(
-        &self,
-        job: &Job,
-        place: &Place<'_>,
-        memory: &View,
-    ) -> Result<u32, Moved> {
+    fn copy_mapped(&self, job: &Job, place: &Place<'_>, memory: &View) -> Result<u32, Moved> {
         self.check_tags(job, place, true)?;
         let outside = || self.refuse(Refusal::OutOfBounds);
         let (offset, len) = (place.offset, place.part.len);
