@@ -27,6 +27,10 @@ use crate::state::Moment;
 /// How long a connection may take from hello to its proof.
 const CHALLENGE_LIFE: Duration = Duration::from_secs(10);
 
+/// How often the log tells of connections that were turned away: a client that keeps trying must not
+/// fill it.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
 pub(crate) struct Door {
     token: Option<SharedToken>,
@@ -34,6 +38,14 @@ pub(crate) struct Door {
     /// The master's nonce of each hello, with the caller's.
     challenges: Mutex<Expiring<Nonce, Nonce>>,
     tickets: Mutex<Expiring<Ticket, ()>>,
+    turned_away: Mutex<TurnedAway>,
+}
+
+/// Connections that were turned away since the log last told.
+#[derive(Debug, Default)]
+struct TurnedAway {
+    count: u64,
+    told: Option<Moment>,
 }
 
 fn nonce(field: &'static str, bytes: &[u8]) -> Result<Nonce, WireError> {
@@ -50,6 +62,7 @@ impl Door {
             term,
             challenges: Mutex::new(Expiring::new(limits.challenges, CHALLENGE_LIFE)),
             tickets: Mutex::new(Expiring::new(limits.tickets, limits.ticket_unused)),
+            turned_away: Mutex::default(),
         }
     }
 
@@ -114,6 +127,20 @@ impl Door {
         Ok(wire::AuthenticateResponse {
             ticket: ticket.to_vec().into(),
         })
+    }
+
+    /// A connection was turned away. How many there were since the log last told, if it is time to tell.
+    pub(crate) fn turned_away(&self, now: Moment) -> Option<u64> {
+        let mut turned_away = self.turned_away.lock();
+        turned_away.count += 1;
+        if turned_away
+            .told
+            .is_some_and(|told| now.since(told) < WARN_EVERY)
+        {
+            return None;
+        }
+        turned_away.told = Some(now);
+        Some(std::mem::take(&mut turned_away.count))
     }
 
     /// Lets a call in that shows a ticket.
@@ -256,6 +283,16 @@ mod tests {
             door.authenticate(NOW, &answer(None, &hello, &response))
                 .is_ok()
         );
+    }
+
+    #[test]
+    fn the_log_tells_of_many_turned_away_in_one_line() {
+        let door = door(None);
+        assert_eq!(door.turned_away(NOW), Some(1));
+        for _ in 0..99 {
+            assert_eq!(door.turned_away(NOW), None);
+        }
+        assert_eq!(door.turned_away(NOW + WARN_EVERY), Some(100));
     }
 
     #[test]

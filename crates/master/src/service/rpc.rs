@@ -1,5 +1,6 @@
 //! The gRPC methods. All but the first two want a ticket.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use layercake_protocol::convert::MAX_MESSAGE_BYTES;
@@ -42,6 +43,13 @@ impl MasterService {
             return Err(Refusal::ShuttingDown);
         }
         self.core.door.admit(self.core.now(), metadata)
+    }
+
+    /// Tells the log of a connection that is turned away, with those that it was not told of.
+    fn turned_away(&self, peer: Option<SocketAddr>, program: &str, refusal: &Refusal) {
+        if let Some(connections) = self.core.door.turned_away(self.core.now()) {
+            tracing::warn!(connections, ?peer, program, %refusal, "connections were turned away");
+        }
     }
 
     /// Counts a call and makes its answer.
@@ -136,10 +144,11 @@ impl Master for MasterService {
         request: Request<wire::HelloRequest>,
     ) -> Result<Response<wire::HelloResponse>, Status> {
         let begun = Instant::now();
-        let result = self.core.door.hello(self.core.now(), request.get_ref());
+        let peer = request.remote_addr();
+        let hello = request.get_ref();
+        let result = self.core.door.hello(self.core.now(), hello);
         if let Err(refusal) = &result {
-            let program = &request.get_ref().program;
-            tracing::warn!(program, %refusal, "a connection was refused");
+            self.turned_away(peer, &hello.program, refusal);
         }
         self.answered(Method::Hello, begun, result)
     }
@@ -154,8 +163,8 @@ impl Master for MasterService {
             .core
             .door
             .authenticate(self.core.now(), request.get_ref());
-        if result.is_err() {
-            tracing::warn!(?peer, "a connection has not proven the shared token");
+        if let Err(refusal) = &result {
+            self.turned_away(peer, "", refusal);
         }
         self.answered(Method::Authenticate, begun, result)
     }

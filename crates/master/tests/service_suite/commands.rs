@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use crate::common::{Client, Cluster, config, segment};
 use layercake_protocol::ids::ClientId;
 use layercake_protocol::wire::client_frame::Request;
 use layercake_protocol::wire::master_frame::Response;
 use layercake_protocol::wire::{self, DropSessionsCommand, FenceCommand};
+
+use crate::common::{Client, Cluster, config, segment};
 
 const NODE: ClientId = ClientId(1);
 const SLOW: ClientId = ClientId(2);

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use crate::common::{Client, config, with_ticket};
 use layercake_master::{Error, Master, MasterConfig};
 use layercake_protocol::auth::{SharedToken, Side, draw_nonce};
 use layercake_protocol::convert::decode_status;
@@ -16,6 +15,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
 use tonic::transport::Channel;
+
+use crate::common::{Client, config, with_ticket};
 
 struct Listening {
     addr: SocketAddr,

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use crate::common::{Cluster, config, exists, refused, wait_complete, with_ticket};
 use layercake_master::Error;
 use layercake_protocol::convert::decode_status;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::ClientId;
 use layercake_protocol::wire;
 use tokio::time::Instant;
+
+use crate::common::{Cluster, config, exists, refused, wait_complete, with_ticket};
 
 const NODE: ClientId = ClientId(1);
 const CLIENT: ClientId = ClientId(2);

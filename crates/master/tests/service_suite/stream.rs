@@ -1,14 +1,16 @@
 //! What a stream answers, and what a broken one leaves behind.
 
-use crate::common::{
-    Cluster, TERM, config, exists, object, put_start, refused, results, started, with_ticket,
-};
 use layercake_protocol::convert::MAX_KEYS_PER_REQUEST;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{ClientId, Generation};
 use layercake_protocol::wire::client_frame::Request;
 use layercake_protocol::wire::master_frame::Response;
 use layercake_protocol::wire::{self, ClientFrame};
+
+use crate::common::{
+    Client, Cluster, TERM, config, exists, object, put_start, refused, results, started,
+    with_ticket,
+};
 
 const NODE: ClientId = ClientId(1);
 const WRITER: ClientId = ClientId(2);
@@ -154,6 +156,82 @@ async fn large_batches_are_answered_key_by_key_while_small_calls_pass() {
             };
             assert_eq!(usize::from(*state), expected, "key {index}");
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_with_enough_batches_under_way_is_not_read() {
+    let mut config = config();
+    config.limits.batches_per_stream = 1;
+    let cluster = Cluster::start(config);
+    let mut client = cluster.client(READER).await;
+    let keys = vec!["k"; 5000];
+    let mut sent = Vec::new();
+    for _ in 0..4 {
+        sent.push(client.send(exists(&keys)).await);
+        sent.push(client.send(exists(&["k"])).await);
+    }
+    let mut answered = Vec::new();
+    while answered.len() < sent.len() {
+        answered.push(client.next().await.expect("the stream goes on").request_id);
+    }
+    assert_eq!(answered, sent, "one after the other, nothing overtakes");
+}
+
+/// Epoch and prefix index of an object.
+async fn recency(client: &mut Client, key: &str) -> (u64, u32) {
+    let request = wire::StatObjectRequest {
+        tenant: String::new(),
+        key: key.into(),
+    };
+    let ticket = client.ticket.clone();
+    let stat = client.grpc.stat_object(with_ticket(request, &ticket)).await;
+    let object = stat.expect("the ticket is good").into_inner().object;
+    let object = object.expect("it is there");
+    (object.epoch, object.prefix_index)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_prefix_keeps_its_order_and_one_epoch_through_all_chunks() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 256 * MIB).await;
+    let mut client = cluster.member(WRITER, "writer").await;
+    let mut keys: Vec<String> = (0..3000).map(|index| format!("k{index}")).collect();
+    // A bad key has its place in the prefix, too.
+    keys[7].clear();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let started = client.put_start(&keys, 100).await;
+    let objects: Vec<_> = keys
+        .iter()
+        .zip(&started)
+        .filter_map(|(key, put)| Some(object(key, put.as_ref().ok()?.generation)))
+        .collect();
+    let count = objects.len();
+    assert_eq!(count, 2999);
+    let ended = client
+        .call(Request::PutEnd(wire::PutEndRequest { objects }))
+        .await;
+    assert_eq!(results(ended, count), vec![Ok(()); count]);
+    let (put_epoch, _) = recency(&mut client, "k0").await;
+    for index in [6, 8, 1500, 2999] {
+        let found = recency(&mut client, &format!("k{index}")).await;
+        assert_eq!(found, (put_epoch, index), "k{index} after the put");
+    }
+    let Request::Exists(mut query) = exists(&keys) else {
+        panic!("an existence query");
+    };
+    query.peek = false;
+    query.recency = Some(wire::Recency {
+        epoch: 0,
+        first_index: 10_000,
+    });
+    let Response::Exists(found) = client.call(Request::Exists(query)).await else {
+        panic!("not an existence answer");
+    };
+    assert!(found.epoch > put_epoch, "a later call has a later epoch");
+    for index in [0, 6, 8, 1500, 2999] {
+        let (epoch, place) = recency(&mut client, &format!("k{index}")).await;
+        assert_eq!((epoch, place), (found.epoch, 10_000 + index), "k{index}");
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::common::{Client, Cluster, config, object, refused, results, segment, wait_complete};
 use layercake_master::MasterConfig;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{ClientId, Generation};
@@ -10,6 +9,8 @@ use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request;
 use layercake_protocol::wire::master_frame::Response;
 use tokio::time::Instant;
+
+use crate::common::{Client, Cluster, config, object, refused, results, segment, wait_complete};
 
 const NODE: ClientId = ClientId(1);
 const WRITER: ClientId = ClientId(2);
