@@ -40,15 +40,8 @@ pub(super) struct Request {
     pub(super) tenant: Tenant,
     /// Whether it may be sent again when it is not known what became of it.
     pub(super) repeat: bool,
-    /// Whether its answer gives the caller something that must be given back.
-    pub(super) grants: Option<Grant>,
-}
-
-/// What a start grants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Grant {
-    Reservations,
-    Leases,
+    /// Whether its answer gives the caller reservations, which must be given back if it is gone.
+    pub(super) reserves: bool,
 }
 
 /// Why there is no answer.
@@ -62,7 +55,8 @@ pub(super) enum AskError {
 
 struct Pending {
     reply: oneshot::Sender<Response>,
-    grant: Option<(Grant, Tenant, Bytes)>,
+    /// The request, if its answer must be taken back when nobody waits for it any more.
+    reserving: Option<(Tenant, Bytes)>,
 }
 
 /// The frames that go out on a stream.
@@ -152,11 +146,11 @@ impl Connection {
         deadline: Instant,
     ) -> Result<Response, AskError> {
         let (reply, answer) = oneshot::channel();
-        let grant = request
-            .grants
-            .map(|grant| (grant, request.tenant.clone(), request.body.clone()));
+        let reserving = request
+            .reserves
+            .then(|| (request.tenant.clone(), request.body.clone()));
         match self.wires.pending.lock().as_mut() {
-            Some(pending) => pending.insert(id.0, Pending { reply, grant }),
+            Some(pending) => pending.insert(id.0, Pending { reply, reserving }),
             None => return Err(AskError::Broken { handed_over: false }),
         };
         let mut waiting = Waiting {
@@ -191,13 +185,13 @@ impl Connection {
             .lock()
             .as_mut()
             .and_then(|pending| pending.remove(&id));
-        let Some(Pending { reply, grant }) = pending else {
+        let Some(Pending { reply, reserving }) = pending else {
             return;
         };
         if let Err(response) = reply.send(response)
-            && let Some((grant, tenant, body)) = grant
+            && let Some((tenant, body)) = reserving
         {
-            self.take_back(grant, tenant, body, &response);
+            self.take_back(tenant, body, &response);
         }
     }
 
@@ -216,72 +210,38 @@ impl Connection {
         self.broken.cancelled().await;
     }
 
-    fn take_back(&self, grant: Grant, tenant: Tenant, body: Bytes, response: &Response) {
-        let objects = granted(body, response);
+    fn take_back(&self, tenant: Tenant, body: Bytes, response: &Response) {
+        let objects = reserved(body, response);
         if !objects.is_empty() {
-            let life = self.life;
-            self.wires
-                .outbox
-                .push(grant.give_back(life, tenant, objects));
+            self.wires.outbox.push(Chore::Revoke {
+                life: self.life,
+                tenant,
+                objects,
+            });
         }
     }
 }
 
-impl Grant {
-    /// What tells the master that nobody wants what it granted.
-    pub(super) fn give_back(self, life: Life, tenant: Tenant, objects: Vec<ObjectRef>) -> Chore {
-        match self {
-            Self::Reservations => Chore::Revoke {
-                life,
-                tenant,
-                objects,
-            },
-            Self::Leases => Chore::GetEnd {
-                life,
-                tenant,
-                objects,
-            },
-        }
-    }
-}
-
-/// The objects that an answer grants to the request of `body`.
-fn granted(body: Bytes, response: &Response) -> Vec<ObjectRef> {
+/// The reservations that an answer grants to the request of `body`.
+fn reserved(body: Bytes, response: &Response) -> Vec<ObjectRef> {
     use wire::client_frame::Request;
+    let Response::PutStart(answer) = response else {
+        return Vec::new();
+    };
+    let entries = match decode_body(body) {
+        Some(Request::PutStart(start)) => start.entries,
+        Some(Request::UpsertStart(upsert)) => upsert.start.unwrap_or_default().entries,
+        _ => return Vec::new(),
+    };
     let ok = i32::from(wire::Refusal::None);
-    let generations: Vec<u64> = match response {
-        Response::PutStart(answer) => answer
-            .results
-            .iter()
-            .map(|put| if put.refusal == ok { put.generation } else { 0 })
-            .collect(),
-        Response::GetStart(answer) => answer
-            .results
-            .iter()
-            .map(|got| got.replicas.first().map_or(0, |replica| replica.generation))
-            .collect(),
-        _ => return Vec::new(),
-    };
-    let entries = |start: wire::PutStartRequest| {
-        start
-            .entries
-            .into_iter()
-            .map(|entry| entry.key)
-            .collect::<Vec<_>>()
-    };
-    let keys = match decode_body(body) {
-        Some(Request::PutStart(start)) => entries(start),
-        Some(Request::UpsertStart(upsert)) => upsert.start.map_or_else(Vec::new, entries),
-        Some(Request::GetStart(start)) => start.keys,
-        _ => return Vec::new(),
-    };
-    keys.into_iter()
-        .zip(generations)
-        .filter(|(_, generation)| *generation != 0)
-        .filter_map(|(key, generation)| {
+    entries
+        .into_iter()
+        .zip(&answer.results)
+        .filter(|(_, put)| put.refusal == ok)
+        .filter_map(|(entry, put)| {
             Some(ObjectRef {
-                key: ObjectKey::new(&key).ok()?,
-                generation: Generation(generation),
+                key: ObjectKey::new(&entry.key).ok()?,
+                generation: Generation(put.generation),
             })
         })
         .collect()
@@ -303,19 +263,14 @@ impl Drop for Waiting<'_> {
             return;
         }
         self.answer.close();
-        match self.request.grants {
-            Some(grant) if self.handed_over => {
-                // The reader finds the caller gone from here on. What it sent just before is here.
-                if let Ok(response) = self.answer.try_recv() {
-                    let Request { tenant, body, .. } = self.request.clone();
-                    self.connection.take_back(grant, tenant, body, &response);
-                }
+        if self.request.reserves && self.handed_over {
+            // The reader finds the caller gone from here on. What it sent just before is here.
+            if let Ok(response) = self.answer.try_recv() {
+                let Request { tenant, body, .. } = self.request.clone();
+                self.connection.take_back(tenant, body, &response);
             }
-            _ => {
-                if let Some(pending) = self.connection.wires.pending.lock().as_mut() {
-                    pending.remove(&self.id.0);
-                }
-            }
+        } else if let Some(pending) = self.connection.wires.pending.lock().as_mut() {
+            pending.remove(&self.id.0);
         }
     }
 }

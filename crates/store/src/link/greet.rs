@@ -133,7 +133,7 @@ async fn greet(shared: &Shared, channel: Channel) -> Result<Established, StoreEr
         })),
         tenant: shared.config.tenant.clone(),
         repeat: false,
-        grants: None,
+        reserves: false,
     };
     let id = shared.next_request();
     wires

@@ -2,11 +2,9 @@
 //!
 //! Each takes a batch of any size. What exceeds one message goes in several, one after the other, and
 //! the answers are joined in order; the epoch that the master draws for the first part is that of all.
-//! A batch that fails half-way fails as a whole: what its first parts were granted is given back.
+//! A batch that fails half-way fails as a whole: what its first parts reserved is given back.
 
-use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_protocol::convert::{
@@ -15,18 +13,17 @@ use layercake_protocol::convert::{
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{
-    GetStarted, ObjectRef, Presence, PutStart, PutStarted, Recency, ReplicateConfig, Segment,
-};
+use layercake_protocol::replica::{ObjectRef, Presence, PutStart, Recency, ReplicateConfig};
 use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request as Body;
 use tokio::time::Instant;
 
 use super::MasterLink;
 use super::codec::encode_body;
-use super::connection::{Connection, Grant, Request, Response};
+use super::connection::{Request, Response};
+use super::joined::{Joined, Reserved};
 use super::split::parts;
-use super::types::{Existence, Exists, GetsStarted, Life, PutsStarted, Renewed, StartOptions};
+use super::types::{Existence, Exists, GetsStarted, PutsStarted, Renewed, StartOptions};
 use crate::error::StoreError;
 
 /// What stands around a key in a message, at most, in bytes.
@@ -87,18 +84,15 @@ impl MasterLink {
         options: StartOptions<'_>,
         session: bool,
     ) -> Result<GetsStarted, StoreError> {
-        let mut joined = Joined::new(self, Grant::Leases, options.recency.epoch, |at: usize| {
-            &keys[at]
-        });
+        let mut joined = Joined::new(options.recency.epoch);
         let mut lease = Duration::MAX;
         for part in key_parts(keys) {
-            let mut request = self.repeatable(Body::GetStart(wire::GetStartRequest {
+            let request = self.repeatable(Body::GetStart(wire::GetStartRequest {
                 keys: texts(&keys[part.clone()]),
                 recency: Some(part_recency(options.recency, joined.epoch, &part).into()),
                 session,
                 unreachable_segments: segment_ids(options.unreachable),
             }));
-            request.grants = session.then_some(Grant::Leases);
             let (answer, connection) = self.call(&request).await?;
             let Response::GetStart(answer) = answer else {
                 return Err(self.shared().wrong_kind());
@@ -106,7 +100,13 @@ impl MasterLink {
             let answer = GetStartAnswer::decode(answer, part.len())
                 .map_err(|error| self.shared().bad_answer(error))?;
             lease = lease.min(answer.lease);
-            joined.add(&connection, answer.results, answer.segments, answer.epoch)?;
+            joined.add(
+                self,
+                connection.life,
+                answer.results,
+                answer.segments,
+                answer.epoch,
+            )?;
         }
         let (results, segments, epoch, life) = joined.finish();
         Ok(GetsStarted {
@@ -184,10 +184,7 @@ impl MasterLink {
         options: StartOptions<'_>,
         body: impl Fn(wire::PutStartRequest) -> Body,
     ) -> Result<PutsStarted, StoreError> {
-        let epoch = options.recency.epoch;
-        let mut joined = Joined::new(self, Grant::Reservations, epoch, |at: usize| {
-            &entries[at].key
-        });
+        let mut puts = Reserved::new(self, entries, options.recency.epoch);
         let mut discard_after = Duration::MAX;
         let size = |entry: &PutStart| {
             let group = entry.group.as_ref().map_or(0, String::len);
@@ -200,11 +197,11 @@ impl MasterLink {
                     .map(|entry| entry.clone().into())
                     .collect(),
                 config: Some(config.into()),
-                recency: Some(part_recency(options.recency, joined.epoch, &part).into()),
+                recency: Some(part_recency(options.recency, puts.joined.epoch, &part).into()),
                 endpoint: self.shared().config.endpoint.as_ref().map(Into::into),
                 unreachable_segments: segment_ids(options.unreachable),
             }));
-            request.grants = Some(Grant::Reservations);
+            request.reserves = true;
             let (answer, connection) = self.call(&request).await?;
             let Response::PutStart(answer) = answer else {
                 return Err(self.shared().wrong_kind());
@@ -212,9 +209,15 @@ impl MasterLink {
             let answer = PutStartAnswer::decode(answer, part.len())
                 .map_err(|error| self.shared().bad_answer(error))?;
             discard_after = discard_after.min(answer.discard_after);
-            joined.add(&connection, answer.results, answer.segments, answer.epoch)?;
+            puts.joined.add(
+                self,
+                connection.life,
+                answer.results,
+                answer.segments,
+                answer.epoch,
+            )?;
         }
-        let (results, segments, epoch, life) = joined.finish();
+        let (results, segments, epoch, life) = puts.finish();
         Ok(PutsStarted {
             results,
             segments,
@@ -345,112 +348,7 @@ impl MasterLink {
             body: encode_body(body),
             tenant: self.tenant().clone(),
             repeat: false,
-            grants: None,
-        }
-    }
-}
-
-/// The answers of a start's parts, joined. Unless it is finished, what was granted is given back.
-struct Joined<'a, T: Generational, K: Fn(usize) -> &'a ObjectKey> {
-    link: &'a MasterLink,
-    grant: Grant,
-    key: K,
-    results: Vec<Result<T, Refusal>>,
-    segments: Vec<Arc<Segment>>,
-    known: HashSet<SegmentId>,
-    epoch: Epoch,
-    life: Option<Life>,
-}
-
-/// What was granted under a generation.
-trait Generational {
-    fn generation(&self) -> layercake_protocol::ids::Generation;
-}
-
-impl Generational for GetStarted {
-    fn generation(&self) -> layercake_protocol::ids::Generation {
-        self.generation()
-    }
-}
-
-impl Generational for PutStarted {
-    fn generation(&self) -> layercake_protocol::ids::Generation {
-        self.generation
-    }
-}
-
-type Parts<T> = (Vec<Result<T, Refusal>>, Vec<Arc<Segment>>, Epoch, Life);
-
-impl<'a, T: Generational, K: Fn(usize) -> &'a ObjectKey> Joined<'a, T, K> {
-    fn new(link: &'a MasterLink, grant: Grant, epoch: Epoch, key: K) -> Self {
-        Self {
-            link,
-            grant,
-            key,
-            results: Vec::new(),
-            segments: Vec::new(),
-            known: HashSet::new(),
-            epoch,
-            life: None,
-        }
-    }
-
-    fn add(
-        &mut self,
-        connection: &Connection,
-        results: Vec<Result<T, Refusal>>,
-        segments: Vec<Segment>,
-        epoch: Epoch,
-    ) -> Result<(), StoreError> {
-        if *self.life.get_or_insert(connection.life) != connection.life {
-            return Err(self
-                .link
-                .shared()
-                .unreachable("the membership ended while a long batch was started".to_owned()));
-        }
-        self.epoch = epoch;
-        if self.results.is_empty() {
-            self.results = results;
-        } else {
-            self.results.extend(results);
-        }
-        for segment in segments {
-            if self.known.insert(segment.id) {
-                self.segments.push(Arc::new(segment));
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Parts<T> {
-        let life = self.life.take().unwrap_or(Life(0));
-        (
-            std::mem::take(&mut self.results),
-            std::mem::take(&mut self.segments),
-            self.epoch,
-            life,
-        )
-    }
-}
-
-impl<'a, T: Generational, K: Fn(usize) -> &'a ObjectKey> Drop for Joined<'a, T, K> {
-    fn drop(&mut self) {
-        let Some(life) = self.life else { return };
-        let objects: Vec<ObjectRef> = self
-            .results
-            .iter()
-            .enumerate()
-            .filter_map(|(at, result)| {
-                Some(ObjectRef {
-                    key: (self.key)(at).clone(),
-                    generation: result.as_ref().ok()?.generation(),
-                })
-            })
-            .collect();
-        if !objects.is_empty() {
-            let tenant = self.link.tenant().clone();
-            let chore = self.grant.give_back(life, tenant, objects);
-            self.link.shared().outbox.push(chore);
+            reserves: false,
         }
     }
 }

@@ -12,7 +12,8 @@
 //! - A call that the connection broke under is repeated after the reconnect, within its deadline,
 //!   where that can't do harm: under the same request id, so that a start is made once. Removals and
 //!   (un)mounts are not; they fail with [`StoreError::MasterUnreachable`].
-//! - A start whose caller goes away while it is under way is taken back in the background.
+//! - A put start whose caller goes away while it is under way is taken back in the background; a
+//!   lease is left to run out.
 //! - A batch of any size goes through, in as many messages as it takes.
 //!
 //! Who looks after what: `shared` the circuit breaker and the way of a call, `connection` one stream
@@ -24,6 +25,7 @@ mod config;
 mod connection;
 mod connector;
 mod greet;
+mod joined;
 mod keys;
 mod members;
 mod outbox;

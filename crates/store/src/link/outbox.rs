@@ -1,7 +1,8 @@
 //! What the link still has to tell the master on nobody's behalf.
 //!
-//! Answers to the master's commands, and reservations and leases that were granted to a caller who
-//! had gone away by then. They are delivered one after the other while the link is up, and void once
+//! Answers to the master's commands, and reservations that were made for a caller who had gone away
+//! by then. (Leases are left to run out: giving one back would end it for every session of this
+//! member on the same object.) They are delivered one after the other while the link is up, and void once
 //! the membership or the term that they belong to is over. The queue is bounded: when it is full, the
 //! oldest entry goes, which costs memory at the master until a time-out there, never correctness.
 
@@ -26,12 +27,6 @@ pub(super) enum Chore {
     },
     /// Nobody will use these reservations; nothing was written.
     Revoke {
-        life: Life,
-        tenant: Tenant,
-        objects: Vec<ObjectRef>,
-    },
-    /// Nobody will read these.
-    GetEnd {
         life: Life,
         tenant: Tenant,
         objects: Vec<ObjectRef>,

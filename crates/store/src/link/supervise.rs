@@ -167,7 +167,7 @@ async fn beat(shared: &Shared, connection: &Connection, every: Duration) -> Stor
             )),
             tenant: shared.config.tenant.clone(),
             repeat: false,
-            grants: None,
+            reserves: false,
         };
         let deadline = tokio::time::Instant::now() + within;
         let id = shared.next_request();
@@ -217,9 +217,7 @@ pub(super) async fn empty_outbox(shared: Arc<Shared>) {
             };
             let request = match &chore {
                 Chore::FenceDone { command, .. } if command.term != term => None,
-                Chore::Revoke { life: of, .. } | Chore::GetEnd { life: of, .. } if *of != life => {
-                    None
-                }
+                Chore::Revoke { life: of, .. } if *of != life => None,
                 chore => Some(chore.request(shared.config.tenant.clone())),
             };
             if let Some(request) = request {
@@ -262,22 +260,13 @@ impl Chore {
                 let revoke = wire::PutRevokeRequest { objects };
                 (Body::PutRevoke(revoke), tenant.clone())
             }
-            Self::GetEnd {
-                tenant, objects, ..
-            } => {
-                let objects = objects.iter().map(Into::into).collect();
-                (
-                    Body::GetEnd(wire::GetEndRequest { objects }),
-                    tenant.clone(),
-                )
-            }
         };
         Request {
             body: encode_body(body),
             tenant,
             // Not repeated blindly: the term or life may be another one after a reconnect.
             repeat: false,
-            grants: None,
+            reserves: false,
         }
     }
 }
