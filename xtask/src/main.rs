@@ -9,6 +9,7 @@ mod demo;
 mod edges;
 mod large;
 mod lint;
+mod python;
 mod run;
 mod test;
 mod tidy;

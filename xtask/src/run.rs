@@ -23,12 +23,17 @@ pub(crate) fn cargo() -> Command {
 
 /// Runs a command, showing it; its failure is an error that names it.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
+    run_accepting(command, &[])
+}
+
+/// As [`run`], where some exit codes besides 0 are no failure.
+pub(crate) fn run_accepting(command: &mut Command, codes: &[i32]) -> Result<()> {
     let line = show(command);
     eprintln!("+ {line}");
     let status = command
         .status()
         .with_context(|| format!("start `{line}`"))?;
-    if status.success() {
+    if status.success() || status.code().is_some_and(|code| codes.contains(&code)) {
         Ok(())
     } else {
         bail!("`{line}` ended with {status}")

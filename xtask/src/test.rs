@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use crate::run;
+use crate::{python, run};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -30,8 +30,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 .args(["test", "--doc"])
                 .args(features)
                 .args(filter),
-        )
+        )?;
     } else {
-        run::run(run::cargo().arg("test").args(features).args(filter))
+        run::run(run::cargo().arg("test").args(features).args(filter))?;
     }
+    python::test(filter)
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::ints::int;
-use super::wrong_type;
+use super::{export, wrong_type};
 
 const ACCEPTED: &str = "an object with the buffer protocol (bytes, bytearray, memoryview, numpy array …), a torch \
      tensor in host memory, or a tuple (address, length)";
@@ -50,7 +50,7 @@ impl Bytes {
     }
 
     fn of(obj: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
-        if let Ok(buffer) = PyUntypedBuffer::get(obj) {
+        if let Some(buffer) = export(obj) {
             return Self::of_buffer(buffer, writable);
         }
         if let Ok(tuple) = obj.cast::<PyTuple>() {

@@ -1,12 +1,12 @@
 //! Integers: addresses, sizes and offsets.
 
 use pyo3::Borrowed;
-use pyo3::buffer::{ElementType, PyUntypedBuffer};
+use pyo3::buffer::ElementType;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
 
-use super::wrong_type;
+use super::{export, wrong_type};
 
 const ACCEPTED: &str = "an int from 0 to 2**64 - 1";
 const ACCEPTED_LIST: &str =
@@ -96,7 +96,7 @@ pub(super) struct IntArray {
 impl IntArray {
     /// Takes a copy; `accepted` says in a `TypeError` what the argument may be.
     pub(super) fn of(obj: &Bound<'_, PyAny>, accepted: &str) -> PyResult<Self> {
-        let Ok(buffer) = PyUntypedBuffer::get(obj) else {
+        let Some(buffer) = export(obj) else {
             return Err(wrong_type(obj, accepted));
         };
         let py = obj.py();

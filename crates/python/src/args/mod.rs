@@ -29,8 +29,10 @@ pub(crate) use keys::{Key, Keys};
 pub(crate) use ragged::Ragged;
 pub(crate) use size::{Seconds, Size};
 
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
 
 /// A `TypeError` that says what is accepted and what was given.
 fn wrong_type(given: &Bound<'_, PyAny>, accepted: &str) -> PyErr {
@@ -39,4 +41,14 @@ fn wrong_type(given: &Bound<'_, PyAny>, accepted: &str) -> PyErr {
         |name| name.to_string_lossy().into_owned(),
     );
     PyTypeError::new_err(format!("{accepted} is needed, not {name}"))
+}
+
+/// The buffer of an object that has one.
+fn export(obj: &Bound<'_, PyAny>) -> Option<PyUntypedBuffer> {
+    if let Ok(buffer) = PyUntypedBuffer::get(obj) {
+        return Some(buffer);
+    }
+    // Some exporters leave out what a memory view fills in.
+    let view = PyMemoryView::from(obj).ok()?;
+    PyUntypedBuffer::get(&view).ok()
 }

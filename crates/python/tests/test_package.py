@@ -1,0 +1,81 @@
+"""The package as it is installed: quiet, typed, documented."""
+
+import ast
+import inspect
+import pathlib
+from importlib import metadata
+
+import layercake
+import layercake._native
+from conftest import check_child
+
+PACKAGE = pathlib.Path(layercake.__file__).parent
+
+
+def test_importing_says_nothing_and_starts_nothing():
+    out = check_child(
+        """
+        import os, threading, layercake
+        assert threading.active_count() == 1
+        assert os.listdir("/proc/self/task") == [str(os.getpid())]
+        """
+    )
+    assert out == ""
+
+
+def test_the_version_is_the_distribution_s():
+    assert layercake.__version__ == metadata.version("layercake")
+
+
+def classes_and_functions(tree: ast.Module):
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef):
+                    yield f"{node.name}.{member.name}"
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+def test_the_stubs_name_what_is_there_and_all_of_it():
+    assert (PACKAGE / "py.typed").is_file()
+    stubs = set(classes_and_functions(ast.parse((PACKAGE / "_native.pyi").read_text())))
+    found = set()
+    for name, thing in vars(layercake._native).items():
+        if inspect.isclass(thing):
+            found.add(name)
+            names = (m for m in vars(thing) if not m.startswith("__") or m in ("__enter__", "__exit__"))
+            found |= {f"{name}.{member}" for member in names}
+        elif callable(thing):
+            found.add(name)
+    assert found == {name for name in stubs if not name.endswith(".__init__")}
+
+
+def test_everything_public_is_documented():
+    for name in layercake.__all__:
+        thing = getattr(layercake, name)
+        if not inspect.isclass(thing):
+            continue
+        assert thing.__doc__, name
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and callable(value):
+                assert value.__doc__, f"{name}.{member}"
+
+
+def test_exceptions_are_what_their_names_say():
+    for name in layercake.errors.__all__:
+        assert issubclass(getattr(layercake, name), layercake.LayercakeError)
+    assert issubclass(layercake.NotFound, KeyError)
+    assert issubclass(layercake.InvalidArgument, ValueError)
+    assert issubclass(layercake.MasterUnreachable, ConnectionError)
+    assert issubclass(layercake.MasterTimeout, TimeoutError)
+    assert str(layercake.NotFound("no quotes")) == "no quotes"
+
+
+def test_the_readme_example_runs():
+    text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+    blocks = text.split("```python\n")[1:]
+    assert blocks
+    for block in blocks:
+        check_child(block.split("```")[0])
