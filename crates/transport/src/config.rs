@@ -266,6 +266,11 @@ impl EngineConfig {
                 listen: self.listen,
             });
         }
+        if tcp && self.listen.ip().is_unspecified() && self.advertise.is_none() {
+            return Err(Error::NothingToAdvertise {
+                listen: self.listen,
+            });
+        }
         Ok(())
     }
 }
@@ -289,6 +294,7 @@ mod tests {
     fn an_open_listener_needs_a_token_or_insecure() {
         let mut config = EngineConfig {
             listen: SocketAddr::from(([0, 0, 0, 0], 0)),
+            advertise: Some(SocketAddr::from(([192, 0, 2, 1], 7000))),
             ..EngineConfig::default()
         };
         let error = config
@@ -304,6 +310,11 @@ mod tests {
         config.insecure = false;
         config.token = SharedToken::new("a secret of some length").ok();
         assert!(config.validate().is_ok());
+        config.advertise = None;
+        let error = config
+            .validate()
+            .expect_err("peers can't connect to 0.0.0.0");
+        assert!(error.to_string().contains("advertise"), "{error}");
     }
 
     #[test]

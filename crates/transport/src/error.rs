@@ -41,6 +41,14 @@ pub enum Error {
         /// The address that was configured.
         listen: SocketAddr,
     },
+    /// Peers can't be told where to connect.
+    #[error(
+        "listening on {listen} says nothing about where peers reach it: set advertise to an address of this host"
+    )]
+    NothingToAdvertise {
+        /// The address that was configured.
+        listen: SocketAddr,
+    },
     /// The window is too small to keep a connection busy.
     #[error("window_bytes is {bytes}, at least {MIN_WINDOW_BYTES} are needed")]
     WindowTooSmall {

@@ -72,6 +72,7 @@ suite! {
         checksums_are_those_of_the_bytes,
         memory_of_every_origin_can_be_moved,
         batches_of_many_threads_do_not_mix,
+        small_transfers_of_many_threads_do_not_mix,
         the_outcome_and_the_counters_name_the_transport,
         a_refused_piece_leaves_its_neighbours_alone,
         a_late_writer_is_refused_and_a_reader_of_a_reused_place_too,

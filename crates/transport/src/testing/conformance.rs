@@ -60,6 +60,10 @@ pub const CASES: &[Case] = &[
         data::batches_of_many_threads_do_not_mix,
     ),
     (
+        "small_transfers_of_many_threads_do_not_mix",
+        data::small_transfers_of_many_threads_do_not_mix,
+    ),
+    (
         "the_outcome_and_the_counters_name_the_transport",
         data::the_outcome_and_the_counters_name_the_transport,
     ),

@@ -98,6 +98,10 @@ fn read_from(engine: &Engine, peer: &Arc<Endpoint>, local: &Memory, pieces: u64)
 }
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "a table of forgeries and what is made of it"
+)]
 fn an_owner_that_breaks_the_protocol_fails_its_own_transfers_only() {
     let forgeries: [(&str, Forgery); 9] = [
         ("an answer to another frame", |stream, question| {

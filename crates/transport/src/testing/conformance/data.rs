@@ -238,6 +238,44 @@ pub(super) fn batches_of_many_threads_do_not_mix(pair: &Pair) {
     });
 }
 
+pub(super) fn small_transfers_of_many_threads_do_not_mix(pair: &Pair) {
+    const THREADS: u64 = 6;
+    let remote = pair.remote(THREADS * 4096, Access::RemoteReadWrite);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let remote = &remote;
+            scope.spawn(move || {
+                let (here, back) = (pair.local(4096), pair.local(4096));
+                for round in 0..200 {
+                    let size = 1 + (round * 1237 + thread) % 4096;
+                    let bytes = pattern::fill(&here, thread << 32 | round);
+                    let place = || place(remote, thread * 4096, size);
+                    pair.succeed(
+                        Direction::Write,
+                        vec![Piece {
+                            local: slice(&here, 0, size),
+                            remote: place(),
+                        }],
+                    );
+                    pair.succeed(
+                        Direction::Read,
+                        vec![Piece {
+                            local: slice(&back, 0, size),
+                            remote: place(),
+                        }],
+                    );
+                    let size = usize::try_from(size).expect("small");
+                    assert_same(
+                        &pattern::read(&back)[..size],
+                        &bytes[..size],
+                        "what this thread wrote",
+                    );
+                }
+            });
+        }
+    });
+}
+
 // contract: transport-13
 pub(super) fn the_outcome_and_the_counters_name_the_transport(pair: &Pair) {
     let remote = pair.remote(1 << 20, Access::RemoteReadWrite);
