@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use layercake_protocol::auth::SharedToken;
 use layercake_protocol::ids::{Capability, EngineId, Generation, RegionId};
 use layercake_transport::{
-    Access, AllocateOptions, Direction, Engine, EngineConfig, Error, HostBuffer, LocalSlice, Memory,
+    Access, AllocateOptions, Direction, Engine, EngineConfig, HostBuffer, LocalSlice, Memory,
     Outcome, PieceError, Refusal, RemoteSlice, TransportKind, TransportSet,
 };
 
@@ -38,9 +38,17 @@ fn scene(len: u64, options: AllocateOptions) -> Scene {
 fn scene_of(owner: TransportSet, peer: TransportSet, len: u64, options: AllocateOptions) -> Scene {
     let (owner, peer) = (engine(owner), engine(peer));
     let theirs = owner.allocate(len, options).expect("allocated");
-    let mine = peer.allocate(len, AllocateOptions::default()).expect("allocated");
+    let mine = peer
+        .allocate(len, AllocateOptions::default())
+        .expect("allocated");
     let remote = Remote::of(&owner, &theirs);
-    Scene { owner, peer, theirs, mine, remote }
+    Scene {
+        owner,
+        peer,
+        theirs,
+        mine,
+        remote,
+    }
 }
 
 impl Scene {
@@ -67,7 +75,10 @@ fn content(memory: &Memory) -> Vec<u8> {
 /// Cuts `len` bytes into pieces of very different sizes, and shuffles them.
 fn cuts(len: u64, seed: u64) -> Vec<(u64, u64)> {
     let noise = pattern(seed, 8 * 4096);
-    let mut noise = noise.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().expect("8"))).cycle();
+    let mut noise = noise
+        .chunks_exact(8)
+        .map(|c| u64::from_le_bytes(c.try_into().expect("8")))
+        .cycle();
     let mut next = move || noise.next().expect("endless");
     let (mut cuts, mut offset) = (Vec::new(), 0);
     while offset < len {
@@ -95,13 +106,19 @@ fn check_both_ways(scene: &Scene, expected: TransportKind) {
     assert_eq!(outcome.transport, Some(expected));
     assert!(content(&scene.theirs) == sent, "bytes differ after writing");
     for ((offset, len), done) in pieces.iter().zip(&outcome.pieces) {
-        let (start, end) = (*offset as usize, (*offset + *len) as usize);
+        let place = |byte: u64| usize::try_from(byte).expect("fits");
+        let bytes = &sent[place(*offset)..place(*offset + *len)];
         let crc = done.expect("done").crc32c;
-        assert_eq!(crc, Some(crc32c::crc32c(&sent[start..end])));
+        assert_eq!(crc, Some(crc32c::crc32c(bytes)));
     }
     let theirs = pattern(3, size);
     scene.theirs.copy_in(0, &theirs).expect("inside");
-    let outcome = scene.read(cuts(len, 4).into_iter().map(|(o, l)| scene.pair(o, l)).collect());
+    let outcome = scene.read(
+        cuts(len, 4)
+            .into_iter()
+            .map(|(o, l)| scene.pair(o, l))
+            .collect(),
+    );
     assert_eq!(outcome.first_error(), None);
     assert!(content(&scene.mine) == theirs, "bytes differ after reading");
 }
@@ -118,16 +135,27 @@ fn bytes_arrive_whatever_the_pieces() {
 fn memory_that_was_not_allocated_here_is_reached_by_address() {
     let (owner, peer) = (engine(shm_only()), engine(shm_only()));
     let buffer = HostBuffer::from(vec![0; 3_000_001]);
-    let theirs = owner.register(buffer, Access::RemoteReadWrite).expect("registered");
+    let theirs = owner
+        .register(buffer, Access::RemoteReadWrite)
+        .expect("registered");
     let mine = peer.register(HostBuffer::from(vec![0; 3_000_001]), Access::LocalOnly);
     let mine = mine.expect("registered");
     let remote = Remote::of(&owner, &theirs);
-    let scene = Scene { owner, peer, theirs, mine, remote };
+    let scene = Scene {
+        owner,
+        peer,
+        theirs,
+        mine,
+        remote,
+    };
     check_both_ways(&scene, TransportKind::Shm);
     // Such memory has no tags to check a generation against.
     let (local, remote) = scene.pair(0, 10);
     let outcome = scene.write(vec![(local, with_generation(remote, 5))]);
-    assert_eq!(outcome.first_error(), Some(PieceError::Refused(Refusal::NoTags)));
+    assert_eq!(
+        outcome.first_error(),
+        Some(PieceError::Refused(Refusal::NoTags))
+    );
 }
 
 #[test]
@@ -137,19 +165,26 @@ fn one_batch_may_name_many_regions_of_both_kinds() {
         .map(|i| {
             if i % 3 == 0 {
                 let buffer = HostBuffer::from(vec![0; 5000]);
-                owner.register(buffer, Access::RemoteReadWrite).expect("registered")
+                owner
+                    .register(buffer, Access::RemoteReadWrite)
+                    .expect("registered")
             } else {
                 owner.allocate(5000, READ_WRITE).expect("allocated")
             }
         })
         .collect();
-    let mine = peer.allocate(40 * 5000, AllocateOptions::default()).expect("allocated");
+    let mine = peer
+        .allocate(40 * 5000, AllocateOptions::default())
+        .expect("allocated");
     let sent = pattern(7, 40 * 5000);
     mine.copy_in(0, &sent).expect("inside");
-    let pieces = regions.iter().zip((0..).step_by(5000)).map(|(memory, offset)| {
-        let remote = Remote::of(&owner, memory).slice(0, 5000);
-        (mine.slice(offset, 5000).expect("inside"), remote)
-    });
+    let pieces = regions
+        .iter()
+        .zip((0..).step_by(5000))
+        .map(|(memory, offset)| {
+            let remote = Remote::of(&owner, memory).slice(0, 5000);
+            (mine.slice(offset, 5000).expect("inside"), remote)
+        });
     let remote = Remote::of(&owner, &regions[0]);
     let outcome = transfer(&peer, &remote, Direction::Write, pieces.collect());
     assert_eq!(outcome.first_error(), None);
@@ -173,20 +208,56 @@ fn what_a_peer_may_not_do_is_refused_and_counted_by_the_owner() {
     let scene = scene(10_000, READ_WRITE);
     let before = content(&scene.theirs);
     scene.mine.copy_in(0, &pattern(9, 10_000)).expect("inside");
-    let read_only = AllocateOptions { access: Access::RemoteRead, ..READ_WRITE };
+    let read_only = AllocateOptions {
+        access: Access::RemoteRead,
+        ..READ_WRITE
+    };
     let read_only = scene.owner.allocate(4096, read_only).expect("allocated");
-    let private = scene.owner.allocate(4096, AllocateOptions::default()).expect("allocated");
+    let private = scene
+        .owner
+        .allocate(4096, AllocateOptions::default())
+        .expect("allocated");
     let place = |memory| Remote::of(&scene.owner, memory).slice(0, 10);
     let whole = scene.remote.slice(0, 10);
     let wrong = Capability([7; 16]);
     let cases = [
-        (RemoteSlice { capability: wrong, ..whole }, Some(Refusal::BadCapability)),
+        (
+            RemoteSlice {
+                capability: wrong,
+                ..whole
+            },
+            Some(Refusal::BadCapability),
+        ),
         (whole, None),
         // Again, now that the region is open.
-        (RemoteSlice { capability: wrong, ..whole }, Some(Refusal::BadCapability)),
-        (RemoteSlice { region: RegionId(999_999), ..whole }, Some(Refusal::UnknownRegion)),
-        (RemoteSlice { offset: 9_991, ..whole }, Some(Refusal::OutOfBounds)),
-        (RemoteSlice { offset: u64::MAX, ..whole }, Some(Refusal::OutOfBounds)),
+        (
+            RemoteSlice {
+                capability: wrong,
+                ..whole
+            },
+            Some(Refusal::BadCapability),
+        ),
+        (
+            RemoteSlice {
+                region: RegionId(999_999),
+                ..whole
+            },
+            Some(Refusal::UnknownRegion),
+        ),
+        (
+            RemoteSlice {
+                offset: 9_991,
+                ..whole
+            },
+            Some(Refusal::OutOfBounds),
+        ),
+        (
+            RemoteSlice {
+                offset: u64::MAX,
+                ..whole
+            },
+            Some(Refusal::OutOfBounds),
+        ),
         (place(&read_only), Some(Refusal::AccessDenied)),
         (place(&private), Some(Refusal::AccessDenied)),
     ];
@@ -202,19 +273,30 @@ fn what_a_peer_may_not_do_is_refused_and_counted_by_the_owner() {
     let local = || scene.mine.slice(0, 10).expect("inside");
     let outcome = scene.write(cases.iter().map(|(remote, _)| (local(), *remote)).collect());
     for ((_, refusal), piece) in cases.iter().zip(&outcome.pieces) {
-        assert_eq!(piece.as_ref().err().copied(), refusal.map(PieceError::Refused));
+        assert_eq!(
+            piece.as_ref().err().copied(),
+            refusal.map(PieceError::Refused)
+        );
     }
     refused *= 2;
     eventually("the owner counts every refused piece", || {
         scene.owner.stats().security_refusals == refused
     });
     let after = content(&scene.theirs);
-    assert!(after[10..] == before[10..], "only the allowed bytes changed");
+    assert!(
+        after[10..] == before[10..],
+        "only the allowed bytes changed"
+    );
     assert!(content(&read_only) == vec![0; 4096] && content(&private) == vec![0; 4096]);
-    let read = transfer(&scene.peer, &scene.remote, Direction::Read, vec![(
-        scene.mine.slice(0, 10).expect("inside"),
-        Remote::of(&scene.owner, &read_only).slice(0, 10),
-    )]);
+    let read = transfer(
+        &scene.peer,
+        &scene.remote,
+        Direction::Read,
+        vec![(
+            scene.mine.slice(0, 10).expect("inside"),
+            Remote::of(&scene.owner, &read_only).slice(0, 10),
+        )],
+    );
     assert_eq!(read.first_error(), None);
 }
 
@@ -235,7 +317,10 @@ fn generations_order_the_writers_of_a_place() {
     assert_eq!(tags, [Generation(5), Generation(5), Generation(0)]);
     scene.theirs.fence(4096, 1, Generation(9)).expect("inside");
     let before = content(&scene.theirs);
-    scene.mine.copy_in(0, &pattern(3, 3 * 4096)).expect("inside");
+    scene
+        .mine
+        .copy_in(0, &pattern(3, 3 * 4096))
+        .expect("inside");
     assert_eq!(scene.write(vec![place(8)]).first_error(), stale);
     assert!(content(&scene.theirs) == before, "a stale writer wrote");
     assert_eq!(scene.write(vec![place(9)]).first_error(), None);
@@ -247,7 +332,10 @@ fn generations_order_the_writers_of_a_place() {
 fn withdrawn_memory_is_refused_from_then_on() {
     let scene = scene(4096, READ_WRITE);
     assert_eq!(scene.write(vec![scene.pair(0, 100)]).first_error(), None);
-    scene.theirs.unregister(LIMIT).expect("nothing is in flight");
+    scene
+        .theirs
+        .unregister(LIMIT)
+        .expect("nothing is in flight");
     let unknown = Some(PieceError::Refused(Refusal::UnknownRegion));
     for _ in 0..2 {
         assert_eq!(scene.write(vec![scene.pair(0, 100)]).first_error(), unknown);
@@ -257,7 +345,7 @@ fn withdrawn_memory_is_refused_from_then_on() {
     let remote = Remote::of(&scene.owner, &next);
     let local = scene.mine.slice(0, 100).expect("inside");
     let outcome = scene.write(vec![(local, remote.slice(0, 100)), scene.pair(0, 100)]);
-    assert_eq!(outcome.pieces[0].is_ok(), true);
+    assert!(outcome.pieces[0].is_ok());
     assert_eq!(outcome.first_error(), unknown);
 }
 
@@ -271,7 +359,9 @@ fn unregistering_under_load_is_prompt_and_final() {
         let register = || {
             if by_address {
                 let buffer = HostBuffer::from(vec![0; len]);
-                owner.register(buffer, Access::RemoteReadWrite).expect("registered")
+                owner
+                    .register(buffer, Access::RemoteReadWrite)
+                    .expect("registered")
             } else {
                 owner.allocate(len as u64, READ_WRITE).expect("allocated")
             }
@@ -279,18 +369,21 @@ fn unregistering_under_load_is_prompt_and_final() {
         let current = std::sync::Mutex::new(register());
         let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
-            for thread in 0..3_u64 {
+            for thread in 1..4_u8 {
                 let (peer, owner) = (peer.clone(), &owner);
                 let (current, stop, written) = (&current, &stop, &written);
                 scope.spawn(move || {
                     let mine = peer.allocate(len as u64, AllocateOptions::default());
                     let mine = mine.expect("allocated");
-                    mine.copy_in(0, &vec![thread as u8 + 1; len]).expect("inside");
+                    mine.copy_in(0, &vec![thread; len]).expect("inside");
                     while !stop.load(Ordering::Relaxed) {
                         let remote = Remote::of(owner, &current.lock().expect("lock"));
                         let pieces = [(0, 300_000), (300_000, 64), (1 << 20, 1 << 20)];
                         let pieces = pieces.map(|(offset, len)| {
-                            (mine.slice(offset, len).expect("inside"), remote.slice(offset, len))
+                            (
+                                mine.slice(offset, len).expect("inside"),
+                                remote.slice(offset, len),
+                            )
                         });
                         let outcome = transfer(&peer, &remote, Direction::Write, pieces.into());
                         for piece in outcome.pieces {
@@ -307,9 +400,12 @@ fn unregistering_under_load_is_prompt_and_final() {
             }
             for _ in 0..12 {
                 let before = written.load(Ordering::Relaxed);
-                eventually("pieces arrive", || written.load(Ordering::Relaxed) > before + 3);
+                eventually("pieces arrive", || {
+                    written.load(Ordering::Relaxed) > before + 3
+                });
                 let old = std::mem::replace(&mut *current.lock().expect("lock"), register());
-                old.unregister(LIMIT).expect("load does not keep it waiting");
+                old.unregister(LIMIT)
+                    .expect("load does not keep it waiting");
                 let then = content(&old);
                 std::thread::yield_now();
                 assert!(content(&old) == then, "a late write");
@@ -331,7 +427,10 @@ fn engines_that_share_nothing_but_the_process_reach_each_other_both_ways() {
             let bytes = pattern((i * 3 + j) as u64, 4096);
             memories[i].copy_in(0, &bytes).expect("inside");
             let remote = Remote::of(to, &memories[j]);
-            let piece = (memories[i].slice(0, 4096).expect("inside"), remote.slice(0, 4096));
+            let piece = (
+                memories[i].slice(0, 4096).expect("inside"),
+                remote.slice(0, 4096),
+            );
             let outcome = transfer(from, &remote, Direction::Write, vec![piece]);
             assert_eq!(outcome.first_error(), None);
             assert!(content(&memories[j]) == bytes);
@@ -346,8 +445,16 @@ fn another_host_is_not_reached_by_shared_memory() {
     let mut elsewhere = scene.owner.endpoint().clone();
     elsewhere.host.0[3] ^= 1;
     assert_eq!(scene.peer.transport_to(&elsewhere), None);
-    let remote = Remote { endpoint: Arc::new(elsewhere), ..scene.remote.clone() };
-    let outcome = transfer(&scene.peer, &remote, Direction::Write, vec![scene.pair(0, 1)]);
+    let remote = Remote {
+        endpoint: Arc::new(elsewhere),
+        ..scene.remote.clone()
+    };
+    let outcome = transfer(
+        &scene.peer,
+        &remote,
+        Direction::Write,
+        vec![scene.pair(0, 1)],
+    );
     assert_eq!(outcome.first_error(), Some(PieceError::NoTransport));
 }
 
@@ -356,14 +463,30 @@ fn an_engine_under_a_name_that_changed_hands_counts_as_gone() {
     let scene = scene(4096, READ_WRITE);
     let mut earlier = scene.owner.endpoint().clone();
     earlier.engine = EngineId::draw();
-    let remote = Remote { endpoint: Arc::new(earlier), ..scene.remote.clone() };
-    let outcome = transfer(&scene.peer, &remote, Direction::Write, vec![scene.pair(0, 1)]);
+    let remote = Remote {
+        endpoint: Arc::new(earlier),
+        ..scene.remote.clone()
+    };
+    let outcome = transfer(
+        &scene.peer,
+        &remote,
+        Direction::Write,
+        vec![scene.pair(0, 1)],
+    );
     assert_eq!(outcome.first_error(), Some(PieceError::PeerGone));
     let mut nobody = scene.owner.endpoint().clone();
     nobody.engine = EngineId::draw();
     nobody.shm = Some("layercake-nobody".to_owned());
-    let remote = Remote { endpoint: Arc::new(nobody), ..scene.remote.clone() };
-    let outcome = transfer(&scene.peer, &remote, Direction::Write, vec![scene.pair(0, 1)]);
+    let remote = Remote {
+        endpoint: Arc::new(nobody),
+        ..scene.remote.clone()
+    };
+    let outcome = transfer(
+        &scene.peer,
+        &remote,
+        Direction::Write,
+        vec![scene.pair(0, 1)],
+    );
     assert_eq!(outcome.first_error(), Some(PieceError::PeerGone));
 }
 
@@ -386,7 +509,9 @@ fn only_holders_of_the_token_are_attached() {
     ] {
         let (owner, peer) = (with_token(owner), with_token(peer));
         let theirs = owner.allocate(4096, READ_WRITE).expect("allocated");
-        let mine = peer.allocate(4096, AllocateOptions::default()).expect("allocated");
+        let mine = peer
+            .allocate(4096, AllocateOptions::default())
+            .expect("allocated");
         let remote = Remote::of(&owner, &theirs);
         let piece = (mine.slice(0, 8).expect("inside"), remote.slice(0, 8));
         let outcome = transfer(&peer, &remote, Direction::Write, vec![piece]);
@@ -450,7 +575,10 @@ fn raised_tags_and_quiet_end_a_writer_without_its_help() {
             stale
         });
         eventually("the writer writes", || started.load(Ordering::Relaxed) > 3);
-        scene.theirs.fence(0, 1 << 20, Generation(6)).expect("inside");
+        scene
+            .theirs
+            .fence(0, 1 << 20, Generation(6))
+            .expect("inside");
         let peer = scene.peer.endpoint().engine;
         assert!(scene.owner.wait_quiet(Some(peer), LIMIT));
         let fresh = pattern(11, 1 << 20);
@@ -478,10 +606,15 @@ fn a_parked_batch_ends_at_its_deadline() {
     .expect("a socket");
     rustix::net::bind(&socket, &address).expect("bound");
     rustix::net::listen(&socket, 8).expect("listens");
-    let mut config = EngineConfig { transports: shm_only(), ..EngineConfig::default() };
+    let mut config = EngineConfig {
+        transports: shm_only(),
+        ..EngineConfig::default()
+    };
     config.deadlines.connect = Duration::from_millis(300);
     let peer = Engine::start(config).expect("starts");
-    let mine = peer.allocate(4096, AllocateOptions::default()).expect("allocated");
+    let mine = peer
+        .allocate(4096, AllocateOptions::default())
+        .expect("allocated");
     let mut mute = peer.endpoint().clone();
     mute.engine = EngineId::draw();
     mute.shm = Some(name);

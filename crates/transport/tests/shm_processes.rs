@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use layercake_protocol::ids::EngineId;
 use layercake_transport::{
-    Access, AllocateOptions, Direction, Engine, EngineConfig, Error, HostBuffer, Memory, PieceError,
-    Refusal, TransportKind,
+    Access, AllocateOptions, Direction, Engine, EngineConfig, Error, HostBuffer, Memory,
+    PieceError, Refusal, TransportKind,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -60,7 +60,9 @@ fn owner(role: &str) {
                     memory
                 } else {
                     let buffer = HostBuffer::from(bytes);
-                    engine.register(buffer, Access::RemoteReadWrite).expect("registered")
+                    engine
+                        .register(buffer, Access::RemoteReadWrite)
+                        .expect("registered")
                 };
                 tell(&Remote::of(&engine, &memory).to_line());
                 regions.insert(memory.id().0, memory);
@@ -81,12 +83,17 @@ fn owner(role: &str) {
 fn writer() {
     let engine = engine(shm_only());
     let remote = Remote::parse(&listen().expect("a region"));
-    let mine = engine.allocate(remote.len, AllocateOptions::default()).expect("allocated");
+    let mine = engine
+        .allocate(remote.len, AllocateOptions::default())
+        .expect("allocated");
     let bytes = pattern(1, usize::try_from(remote.len).expect("fits"));
     mine.copy_in(0, &bytes).expect("inside");
     tell(&format!("{:x}", engine.endpoint().engine.0));
     loop {
-        let piece = (mine.slice(0, remote.len).expect("inside"), remote.slice(0, remote.len));
+        let piece = (
+            mine.slice(0, remote.len).expect("inside"),
+            remote.slice(0, remote.len),
+        );
         let outcome = transfer(&engine, &remote, Direction::Write, vec![piece]);
         match outcome.first_error() {
             None => {}
@@ -105,7 +112,13 @@ fn start_owner(role: &str, request: &str) -> (Child, Remote) {
     (owner, remote)
 }
 
-fn all(remote: &Remote, mine: &Memory) -> Vec<(layercake_transport::LocalSlice, layercake_transport::RemoteSlice)> {
+fn all(
+    remote: &Remote,
+    mine: &Memory,
+) -> Vec<(
+    layercake_transport::LocalSlice,
+    layercake_transport::RemoteSlice,
+)> {
     let local = mine.slice(0, remote.len).expect("inside");
     vec![(local, remote.slice(0, remote.len))]
 }
@@ -124,11 +137,16 @@ fn check_both_ways(
     expected: TransportKind,
 ) {
     let size = usize::try_from(remote.len).expect("fits");
-    let mine = engine.allocate(remote.len, AllocateOptions::default()).expect("allocated");
+    let mine = engine
+        .allocate(remote.len, AllocateOptions::default())
+        .expect("allocated");
     let outcome = transfer(engine, remote, Direction::Read, all(remote, &mine));
     assert_eq!(outcome.first_error(), None);
     assert_eq!(outcome.transport, Some(expected));
-    assert!(content(&mine) == pattern(seed, size), "bytes differ after reading");
+    assert!(
+        content(&mine) == pattern(seed, size),
+        "bytes differ after reading"
+    );
     mine.copy_in(0, &pattern(seed + 1, size)).expect("inside");
     let outcome = transfer(engine, remote, Direction::Write, all(remote, &mine));
     assert_eq!(outcome.first_error(), None);
@@ -151,11 +169,16 @@ fn bytes_arrive_in_another_process_mapped_or_by_address() {
 fn a_forged_capability_or_range_is_refused_and_counted_in_the_owner() {
     let engine = engine(shm_only());
     let (mut owner, remote) = start_owner("owner", "allocate 4096 10");
-    let mine = engine.allocate(4096, AllocateOptions::default()).expect("allocated");
+    let mine = engine
+        .allocate(4096, AllocateOptions::default())
+        .expect("allocated");
     let mut forged = remote.slice(0, 8);
     forged.capability.0[0] ^= 1;
     let beyond = remote.slice(4090, 8);
-    for (slice, refusal) in [(forged, Refusal::BadCapability), (beyond, Refusal::OutOfBounds)] {
+    for (slice, refusal) in [
+        (forged, Refusal::BadCapability),
+        (beyond, Refusal::OutOfBounds),
+    ] {
         let piece = (mine.slice(0, 8).expect("inside"), slice);
         let outcome = transfer(&engine, &remote, Direction::Write, vec![piece]);
         assert_eq!(outcome.first_error(), Some(PieceError::Refused(refusal)));
@@ -198,7 +221,9 @@ fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
             assert!(took < Duration::from_secs(2), "noticed after {took:?}");
         }
         // A later batch finds the name gone, and ends at once as well.
-        let mine = engine.allocate(remote.len, AllocateOptions::default()).expect("allocated");
+        let mine = engine
+            .allocate(remote.len, AllocateOptions::default())
+            .expect("allocated");
         let begun = Instant::now();
         let outcome = transfer(&engine, &remote, Direction::Read, all(&remote, &mine));
         assert_eq!(outcome.first_error(), Some(PieceError::PeerGone));
@@ -208,14 +233,19 @@ fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
 
 #[test]
 fn a_stopped_owner_does_not_stop_copies_of_what_is_open() {
-    let mut config = EngineConfig { transports: shm_only(), ..EngineConfig::default() };
+    let mut config = EngineConfig {
+        transports: shm_only(),
+        ..EngineConfig::default()
+    };
     config.deadlines.progress = Duration::from_millis(300);
     config.deadlines.connect = Duration::from_millis(300);
     let engine = Engine::start(config).expect("starts");
     for request in ["allocate 100000 1", "register 100000 1"] {
         let (mut owner, remote) = start_owner("owner", request);
         let second = Remote::parse(&owner.ask("allocate 100000 2"));
-        let mine = engine.allocate(remote.len, AllocateOptions::default()).expect("allocated");
+        let mine = engine
+            .allocate(remote.len, AllocateOptions::default())
+            .expect("allocated");
         let outcome = transfer(&engine, &remote, Direction::Read, all(&remote, &mine));
         assert_eq!(outcome.first_error(), None);
         owner.stop();
@@ -226,16 +256,23 @@ fn a_stopped_owner_does_not_stop_copies_of_what_is_open() {
         // What it would have to open has to wait for it, and that has an end.
         let outcome = transfer(&engine, &second, Direction::Read, all(&second, &mine));
         assert_eq!(outcome.first_error(), Some(PieceError::Stalled));
-        let mut config = EngineConfig { transports: shm_only(), ..EngineConfig::default() };
+        let mut config = EngineConfig {
+            transports: shm_only(),
+            ..EngineConfig::default()
+        };
         config.deadlines.connect = Duration::from_millis(300);
         let stranger = Engine::start(config).expect("starts");
-        let theirs = stranger.allocate(100_000, AllocateOptions::default()).expect("allocated");
+        let theirs = stranger
+            .allocate(100_000, AllocateOptions::default())
+            .expect("allocated");
         let outcome = transfer(&stranger, &remote, Direction::Read, all(&remote, &theirs));
         assert_eq!(outcome.first_error(), Some(PieceError::Unreachable));
         owner.resume();
         assert_eq!(owner.ask(&format!("matches {} 5", remote.region.0)), "true");
         for engine in [&engine, &stranger] {
-            let mine = engine.allocate(100_000, AllocateOptions::default()).expect("allocated");
+            let mine = engine
+                .allocate(100_000, AllocateOptions::default())
+                .expect("allocated");
             let outcome = transfer(engine, &second, Direction::Read, all(&second, &mine));
             assert_eq!(outcome.first_error(), None, "it is back");
             assert!(content(&mine) == pattern(2, 100_000));
@@ -267,8 +304,8 @@ fn unregistering_ends_another_process_s_copies() {
 #[test]
 fn a_writer_that_dies_in_a_copy_does_not_hold_memory_back() {
     // Wherever the signals fall, sooner or later one falls into a copy.
-    for round in 0..8 {
-        let (engine, memory, mut writer, id) = scene_with_writer(8 << 20);
+    for round in 0..6 {
+        let (engine, memory, mut writer, id) = scene_with_writer(4 << 20);
         assert!(engine.holders(id).attached);
         if round % 2 == 0 {
             writer.stop();
@@ -338,7 +375,9 @@ fn a_stopped_peer_does_not_keep_others_from_attaching() {
     let engine = Arc::new(engine(shm_only()));
     let (stopped, silent) = start_owner("owner", "allocate 4096 1");
     stopped.stop();
-    let mine = engine.allocate(4096, AllocateOptions::default()).expect("allocated");
+    let mine = engine
+        .allocate(4096, AllocateOptions::default())
+        .expect("allocated");
     let waiting = submit(&engine, &silent, Direction::Read, all(&silent, &mine));
     let mut owner = start_owner("owner", "allocate 100000 10");
     check_both_ways(&engine, &mut owner, 10, TransportKind::Shm);

@@ -328,7 +328,7 @@ fn cancelling_and_deadlines_stop_what_is_not_moved_yet() {
     let content = Arc::new(bytes(usize::try_from(8 * UNIT_BYTES).unwrap()));
     for (deadline, reason) in [
         (LIMIT, PieceError::Cancelled),
-        (Duration::from_millis(30), PieceError::Timeout),
+        (Duration::from_millis(700), PieceError::Timeout),
     ] {
         let (gate, arrived) = Gate::new();
         let mover = FakeMover {

@@ -351,7 +351,7 @@ impl Initiator {
             parked.waiting.job.stop_reason(now).is_some() || !parked.missing.is_disjoint(&expired)
         };
         let over: Vec<_> = parking.parked.extract_if(.., is_over).collect();
-        let waits = !parking.parked.is_empty();
+        let waits = !parking.parked.is_empty() || !parking.asked.is_empty();
         drop(parking);
         for Parked { waiting, .. } in over {
             let reason = waiting.job.stop_reason(now).unwrap_or(PieceError::Stalled);

@@ -74,8 +74,8 @@ impl Shm {
             listen: format!("@{name}"),
             source,
         })?;
-        let poll = Poll::new().map_err(failed("waiting for events"))?;
-        let waker = Waker::new(poll.registry(), WAKER).map_err(failed("waiting for events"))?;
+        let events = Poll::new().map_err(failed("waiting for events"))?;
+        let waker = Waker::new(events.registry(), WAKER).map_err(failed("waiting for events"))?;
         let waker = Arc::new(waker);
         if context.config.allow_ptrace_attach {
             allow_attach();
@@ -88,7 +88,7 @@ impl Shm {
             stop: AtomicBool::new(false),
             probe: Box::new(rand::rng().random()),
         });
-        let service = Service::new(Arc::clone(&shared), poll, listener);
+        let service = Service::new(Arc::clone(&shared), events, listener);
         let service = service.map_err(failed("waiting for events"))?;
         let thread = std::thread::Builder::new()
             .name("lc-shm".to_owned())

@@ -138,6 +138,7 @@ impl ShmMover {
         self.check_tags(job, place, true)?;
         let outside = || self.refuse(Refusal::OutOfBounds);
         let (offset, len) = (place.offset, place.part.len);
+        memory.make_present(offset, len);
         let (target, source) = match job.direction() {
             Direction::Read => (
                 local_target(place),

@@ -301,15 +301,14 @@ impl RegionObserver for Exports {
             mapped,
             tags: entry.tag_fd().is_some(),
         });
-        match shown {
-            Some(index) => {
-                self.published.lock().insert(entry.id(), index);
-            }
-            None => tracing::warn!(
+        let Some(index) = shown else {
+            tracing::warn!(
                 region = %entry.id(),
                 "the table of shared regions is full: this one is reached by tcp only"
-            ),
-        }
+            );
+            return;
+        };
+        self.published.lock().insert(entry.id(), index);
     }
 
     fn withdrawn(&self, entry: &Arc<RegionEntry>, until: Instant) -> bool {
@@ -343,3 +342,6 @@ impl fmt::Debug for Exports {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

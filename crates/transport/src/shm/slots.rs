@@ -215,7 +215,7 @@ mod tests {
     /// slot (or waited for those it saw), no peer touches the memory.
     #[test]
     fn withdrawing_and_raising_never_miss_each_other() {
-        const ROUNDS: u64 = 20_000;
+        const ROUNDS: u64 = 5_000;
         let (words, taken) = page();
         let open_round = AtomicU64::new(0);
         let memory = AtomicU64::new(0);

@@ -20,15 +20,15 @@ use layercake_transport::{
 };
 
 /// Longer than anything here takes, on a busy machine too.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// The variable that makes a run of the test binary a child, and says what it does.
-pub const ROLE: &str = "LAYERCAKE_TEST_ROLE";
+pub(crate) const ROLE: &str = "LAYERCAKE_TEST_ROLE";
 
 const MARK: &str = "@@ ";
 
 /// An engine of these transports.
-pub fn engine(transports: TransportSet) -> Engine {
+pub(crate) fn engine(transports: TransportSet) -> Engine {
     Engine::start(EngineConfig {
         transports,
         ..EngineConfig::default()
@@ -36,16 +36,16 @@ pub fn engine(transports: TransportSet) -> Engine {
     .expect("an engine starts")
 }
 
-pub fn shm_only() -> TransportSet {
+pub(crate) fn shm_only() -> TransportSet {
     TransportSet::only(TransportKind::Shm)
 }
 
-pub fn shm_and_tcp() -> TransportSet {
+pub(crate) fn shm_and_tcp() -> TransportSet {
     shm_only().with(TransportKind::Tcp)
 }
 
 /// Bytes that differ at every place and from seed to seed.
-pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -59,7 +59,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Polls a condition until it holds.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + LIMIT;
     while !condition() {
         assert!(Instant::now() < until, "did not come about: {what}");
@@ -69,15 +69,15 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// A region of some engine, as a peer knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remote {
-    pub endpoint: Arc<Endpoint>,
-    pub region: RegionId,
-    pub capability: Capability,
-    pub len: u64,
+pub(crate) struct Remote {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) region: RegionId,
+    pub(crate) capability: Capability,
+    pub(crate) len: u64,
 }
 
 impl Remote {
-    pub fn of(engine: &Engine, memory: &Memory) -> Self {
+    pub(crate) fn of(engine: &Engine, memory: &Memory) -> Self {
         let region = memory.region();
         Self {
             endpoint: Arc::new(engine.endpoint().clone()),
@@ -87,7 +87,7 @@ impl Remote {
         }
     }
 
-    pub fn slice(&self, offset: u64, len: u64) -> RemoteSlice {
+    pub(crate) fn slice(&self, offset: u64, len: u64) -> RemoteSlice {
         RemoteSlice {
             region: self.region,
             capability: self.capability,
@@ -98,12 +98,16 @@ impl Remote {
     }
 
     /// One line that [`Remote::parse`] reads.
-    pub fn to_line(&self) -> String {
+    pub(crate) fn to_line(&self) -> String {
         let endpoint = &self.endpoint;
         format!(
             "{:x} {} {:x} {} {} {:x} {:x} {}",
             endpoint.engine.0,
-            if endpoint.tcp.is_empty() { "-" } else { &endpoint.tcp },
+            if endpoint.tcp.is_empty() {
+                "-"
+            } else {
+                &endpoint.tcp
+            },
             u128::from_le_bytes(endpoint.host.0),
             endpoint.shm.as_deref().unwrap_or("-"),
             endpoint.pid,
@@ -113,7 +117,7 @@ impl Remote {
         )
     }
 
-    pub fn parse(line: &str) -> Self {
+    pub(crate) fn parse(line: &str) -> Self {
         let words: Vec<_> = line.split(' ').collect();
         let [engine, tcp, host, shm, pid, region, capability, len] = words[..] else {
             panic!("not a region: {line}");
@@ -136,7 +140,7 @@ impl Remote {
 }
 
 /// Moves pieces and waits for all of them.
-pub fn transfer(
+pub(crate) fn transfer(
     engine: &Engine,
     peer: &Remote,
     direction: Direction,
@@ -147,7 +151,7 @@ pub fn transfer(
         .expect("a transfer ends")
 }
 
-pub fn submit(
+pub(crate) fn submit(
     engine: &Engine,
     peer: &Remote,
     direction: Direction,
@@ -157,28 +161,36 @@ pub fn submit(
     engine.submit(Batch {
         peer: Arc::clone(&peer.endpoint),
         direction,
-        pieces: pieces.map(|(local, remote)| Piece { local, remote }).collect(),
+        pieces: pieces
+            .map(|(local, remote)| Piece { local, remote })
+            .collect(),
         checksum: true,
         deadline: None,
     })
 }
 
-pub fn with_generation(mut slice: RemoteSlice, generation: u64) -> RemoteSlice {
+pub(crate) fn with_generation(mut slice: RemoteSlice, generation: u64) -> RemoteSlice {
     slice.generation = Some(Generation(generation));
     slice
 }
 
 /// A child process, killed when dropped.
-pub struct Child {
+pub(crate) struct Child {
     process: std::process::Child,
     stdin: ChildStdin,
     lines: Receiver<String>,
 }
 
 impl Child {
-    pub fn spawn(role: &str) -> Self {
+    pub(crate) fn spawn(role: &str) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("the test binary"))
-            .args(["child", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .args([
+                "child",
+                "--exact",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(ROLE, role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -204,45 +216,48 @@ impl Child {
         }
     }
 
-    pub fn pid(&self) -> rustix::process::Pid {
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(&self.process)
     }
 
-    pub fn say(&mut self, line: &str) {
+    pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").expect("the child listens");
         self.stdin.flush().expect("the child listens");
     }
 
-    pub fn hear(&self) -> String {
+    pub(crate) fn hear(&self) -> String {
         self.lines.recv_timeout(LIMIT).expect("the child answers")
     }
 
-    pub fn ask(&mut self, line: &str) -> String {
+    pub(crate) fn ask(&mut self, line: &str) -> String {
         self.say(line);
         self.hear()
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(self.pid(), signal).expect("the child is there");
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.kill().expect("the child is there");
         self.process.wait().expect("the child ends");
     }
 
     /// Stops the child and waits until it stands still.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
         let stat = format!("/proc/{}/stat", self.process.id());
         eventually("the child is stopped", || {
             let stat = std::fs::read_to_string(&stat).expect("the child is there");
-            let state = stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
+            let state = stat
+                .rsplit(')')
+                .next()
+                .and_then(|rest| rest.trim().chars().next());
             state == Some('T')
         });
     }
 
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
 }
@@ -256,11 +271,11 @@ impl Drop for Child {
 }
 
 /// A child's side of the conversation.
-pub fn tell(line: &str) {
+pub(crate) fn tell(line: &str) {
     println!("\n{MARK}{line}");
 }
 
-pub fn listen() -> Option<String> {
+pub(crate) fn listen() -> Option<String> {
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line);
     (read.expect("readable") > 0).then(|| line.trim_end().to_owned())
