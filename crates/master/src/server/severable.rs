@@ -161,9 +161,11 @@ mod tests {
         let begun = Instant::now();
         let (mut mute, mut far) = accept();
         far.write_all(&[1; GREETING - 1]).await.expect("it is open");
-        let error = mute
-            .read_exact(&mut [0; GREETING])
+        let mut greeting = [0; GREETING];
+        let reading = tokio::time::timeout(GREETING_TIME * 2, mute.read_exact(&mut greeting));
+        let error = reading
             .await
+            .expect("it gives up")
             .expect_err("one byte lacks");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(begun.elapsed(), GREETING_TIME);
