@@ -221,14 +221,23 @@ impl Engine {
         shm.is_none_or(|shm| shm.wait_detached(peer, after(deadline)))
     }
 
-    /// Waits until every copy is over that a peer on this host (or any of them) had begun by itself
-    /// when this was called; says whether that came about. Copies that begin later see what was
-    /// stored before: once [`Memory::fence`] has raised tags and this has returned `true`, no write
-    /// of an earlier generation can land there, though the peer may still be attached. A peer that is
-    /// stopped in the middle of a copy keeps this waiting.
+    /// Waits until everything is over that a peer (or any of them) had begun to do to this engine's
+    /// memory when this was called, by whatever transport; says whether that came about. What begins
+    /// later sees what was stored before: once [`Memory::fence`] has raised tags and this has returned
+    /// `true`, no write of an earlier generation can land there, though the peer may still be attached.
+    ///
+    /// What this engine does on behalf of peers (tcp, local) is waited for whoever the peer is; it ends
+    /// within the progress deadline. A peer on this host that is stopped in the middle of a copy of its
+    /// own keeps this waiting.
     pub fn wait_quiet(&self, peer: Option<EngineId>, deadline: Duration) -> bool {
-        let shm = self.inner.core.transports.shm.as_ref();
-        shm.is_none_or(|shm| shm.wait_quiet(peer, after(deadline)))
+        let until = after(deadline);
+        let core = &self.inner.core;
+        core.context.registry.wait_quiet(until)
+            && core
+                .transports
+                .shm
+                .as_ref()
+                .is_none_or(|shm| shm.wait_quiet(peer, until))
     }
 
     /// The counters.

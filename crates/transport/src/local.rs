@@ -12,7 +12,7 @@ use crate::config::TransportKind;
 use crate::copy_pool::{CopyPool, Moved, Part, PartMover, PieceRun};
 use crate::error::{PieceError, Refusal};
 use crate::job::{Job, PieceSet};
-use crate::memory::RegionPin;
+use crate::memory::Served;
 use crate::racy;
 
 #[derive(Debug)]
@@ -48,14 +48,14 @@ struct LocalMover {
 }
 
 /// The region that was used last; neighbouring parts mostly use the same one.
-type LastRegion = Option<(RemoteSlice, RegionPin)>;
+type LastRegion = Option<(RemoteSlice, Served)>;
 
 impl LocalMover {
     fn open<'a>(
         &self,
         remote: &RemoteSlice,
         last: &'a mut LastRegion,
-    ) -> Result<&'a RegionPin, Refusal> {
+    ) -> Result<&'a Served, Refusal> {
         let same = |known: &RemoteSlice| {
             known.region == remote.region && known.capability == remote.capability
         };

@@ -9,6 +9,7 @@
 //!
 //! Lock order: the registry's map before an entry's waiters. No lock is held while bytes move.
 
+mod grace;
 mod raw;
 mod region;
 mod registry;
@@ -20,7 +21,7 @@ pub use slice::LocalSlice;
 pub use tags::TAG_GRANULE;
 
 pub(crate) use raw::Mapping;
-pub(crate) use region::{RegionEntry, RegionPin};
+pub(crate) use region::{RegionEntry, RegionPin, Served};
 pub(crate) use registry::{RegionObserver, Registry};
 pub(crate) use tags::{check_tags, claim_tags, confirm_tags, tag_granules};
 

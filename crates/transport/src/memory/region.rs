@@ -9,6 +9,7 @@ use std::time::Instant;
 use layercake_protocol::ids::{Capability, Generation, MemoryKind, RegionId};
 use parking_lot::{Condvar, Mutex};
 
+use super::grace::Begun;
 use super::raw::{self, Mapping, OwnedBytes};
 use super::{Access, check_tags, claim_tags, confirm_tags, tag_granules};
 use crate::batch::Direction;
@@ -297,6 +298,24 @@ impl RegionPin {
 
     pub(crate) fn id(&self) -> RegionId {
         self.0.id
+    }
+}
+
+/// An operation at work on a region on behalf of a peer: pinned, and waited for by
+/// [`Engine::wait_quiet`](crate::Engine::wait_quiet).
+#[derive(Debug)]
+pub(crate) struct Served {
+    pin: RegionPin,
+    _begun: Begun,
+}
+
+impl Served {
+    pub(super) fn new(pin: RegionPin, begun: Begun) -> Self {
+        Self { pin, _begun: begun }
+    }
+
+    pub(crate) fn entry(&self) -> &Arc<RegionEntry> {
+        self.pin.entry()
     }
 }
 

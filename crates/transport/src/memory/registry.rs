@@ -9,9 +9,10 @@ use std::time::Instant;
 use layercake_protocol::ids::{Capability, MemoryKind, RegionId};
 use parking_lot::{Mutex, RwLock};
 
+use super::grace::Grace;
 use super::raw::{self, OwnedBytes};
 use super::region::{Backing, TagMemory};
-use super::{Access, AllocateOptions, HostBuffer, RegionEntry, RegionPin};
+use super::{Access, AllocateOptions, HostBuffer, RegionEntry, Served};
 use crate::error::{Error, Refusal};
 
 /// Is told of regions as they come and go; a transport that lets peers copy by themselves keeps
@@ -33,6 +34,8 @@ pub(crate) struct Registry {
     /// Withdrawn without waiting while transfers were at work on them.
     lingering: Mutex<Vec<Arc<RegionEntry>>>,
     observer: OnceLock<Arc<dyn RegionObserver>>,
+    /// Operations on behalf of peers.
+    grace: Arc<Grace>,
 }
 
 impl Registry {
@@ -43,6 +46,7 @@ impl Registry {
             addresses: Mutex::default(),
             lingering: Mutex::default(),
             observer: OnceLock::new(),
+            grace: Arc::default(),
         }
     }
 
@@ -178,16 +182,24 @@ impl Registry {
         &self,
         region: RegionId,
         capability: &Capability,
-    ) -> Result<RegionPin, Refusal> {
+    ) -> Result<Served, Refusal> {
+        // Counted before the capability and the tags are looked at.
+        let begun = self.grace.begin();
         let pin = self
             .find(region)
             .and_then(|entry| entry.pin())
             .ok_or(Refusal::UnknownRegion)?;
         if pin.entry().capability().matches(capability) {
-            Ok(pin)
+            Ok(Served::new(pin, begun))
         } else {
             Err(Refusal::BadCapability)
         }
+    }
+
+    /// Waits for the operations on behalf of peers that had begun, on any region, other than copies by
+    /// peers themselves; says whether they are over.
+    pub(crate) fn wait_quiet(&self, until: Instant) -> bool {
+        self.grace.wait(until)
     }
 
     /// Withdraws a region and waits for the operations at work on it; says whether they are over.

@@ -130,7 +130,11 @@ fn only_the_right_capability_opens_a_region() {
         allocate(&registry, 64, Access::RemoteRead),
         allocate(&registry, 64, Access::RemoteRead),
     );
-    let open = |id, capability: &Capability| registry.open(id, capability).map(|pin| pin.id());
+    let open = |id, capability: &Capability| {
+        registry
+            .open(id, capability)
+            .map(|served| served.entry().id())
+    };
     assert_eq!(open(a.id(), &a.region().capability), Ok(a.id()));
     assert_eq!(
         open(a.id(), &b.region().capability),

@@ -12,14 +12,14 @@ use super::raw::Span;
 use crate::backend::Context;
 use crate::batch::Direction;
 use crate::error::Refusal;
-use crate::memory::RegionPin;
+use crate::memory::Served;
 
 /// A frame that was judged. Kept and reused, so that judging allocates nothing in the long run.
 #[derive(Debug, Default)]
 pub(super) struct Admitted {
     /// One for each operation, as it stands.
     pub(super) statuses: Vec<u8>,
-    pins: Vec<Result<RegionPin, Refusal>>,
+    pins: Vec<Result<Served, Refusal>>,
     checks: Vec<TagCheck>,
     bytes: u64,
     pieces: u64,
