@@ -2,6 +2,7 @@
 //! way round is in `initiator`.
 
 mod initiator;
+mod late;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
