@@ -203,15 +203,15 @@ async fn serve_http(
             LinkState::Down(error) => (false, error.to_string()),
             _ => (false, "closed".to_owned()),
         };
-        let stats = node.upgrade().map(|node| node.stats()).unwrap_or_default();
-        let ok = up && stats.mounted_bytes > 0;
+        let numbers = node.upgrade().map(|node| node.stats()).unwrap_or_default();
+        let ok = up && numbers.mounted_bytes > 0;
         let detail = json!({
             "role": "node",
             "name": name,
             "serving": ok,
             "master": state,
-            "capacity_bytes": stats.capacity_bytes,
-            "mounted_bytes": stats.mounted_bytes,
+            "capacity_bytes": numbers.capacity_bytes,
+            "mounted_bytes": numbers.mounted_bytes,
         });
         Health { ok, detail }
     };

@@ -13,7 +13,7 @@ use crate::config::{ByteSize, Flags, Value as _};
 
 /// Lease of a pool whose size was chosen, and may be small: an object that was just looked for is not
 /// evicted, so with the master's default a fast replay would find the whole pool under leases.
-const SHORT_LEASE: Duration = Duration::from_secs(2);
+const SHORT_LEASE: Duration = Duration::from_secs(1);
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::read(text)
@@ -58,7 +58,7 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "SIZE")]
     pub(crate) capacity: Option<ByteSize>,
     /// Time for which the embedded cluster's readers may rely on a block, such as 500ms; default: the
-    /// master's own, or 2s with --capacity, since a replay squeezes hours into seconds
+    /// master's own, or 1s with --capacity, since a replay squeezes hours into seconds
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) lease: Option<Duration>,
     /// Send SIGKILL to the last node when this many requests have finished
