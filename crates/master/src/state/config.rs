@@ -45,8 +45,8 @@ impl Default for StateConfig {
             eviction_ratio: 0.05,
             client_ttl: Duration::from_secs(10),
             discard_after: Duration::from_secs(30),
-            release_after: Duration::from_secs(600),
-            soft_pin_ttl: Duration::from_secs(30 * 60),
+            release_after: Duration::from_mins(10),
+            soft_pin_ttl: Duration::from_mins(30),
             evict_soft_pinned: true,
             shards: 64,
             first_generation: Generation(1),
@@ -69,7 +69,7 @@ pub struct ConfigError {
 }
 
 /// The longest time that a setting may name: a century, so that sums stay inside a [`Moment`](super::Moment).
-const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+const LONGEST: Duration = Duration::from_hours(100 * 366 * 24);
 
 impl StateConfig {
     /// Checks every setting; the first that is not accepted is the error.
@@ -145,109 +145,28 @@ mod tests {
 
     #[test]
     fn every_bad_setting_is_refused_by_name() {
-        let base = StateConfig::default;
-        let zero = Duration::ZERO;
-        let cases = [
-            (
-                StateConfig {
-                    lease: zero,
-                    ..base()
-                },
-                "lease",
-            ),
-            (
-                StateConfig {
-                    lease: Duration::MAX,
-                    ..base()
-                },
-                "lease",
-            ),
-            (
-                StateConfig {
-                    client_ttl: zero,
-                    ..base()
-                },
-                "client_ttl",
-            ),
-            (
-                StateConfig {
-                    discard_after: zero,
-                    ..base()
-                },
-                "discard_after",
-            ),
-            (
-                StateConfig {
-                    release_after: Duration::from_secs(1),
-                    ..base()
-                },
-                "release_after",
-            ),
-            (
-                StateConfig {
-                    soft_pin_ttl: zero,
-                    ..base()
-                },
-                "soft_pin_ttl",
-            ),
-            (
-                StateConfig {
-                    probe_lease_factor: 0,
-                    ..base()
-                },
-                "probe_lease_factor",
-            ),
-            (
-                StateConfig {
-                    high_watermark: 0.0,
-                    ..base()
-                },
-                "high_watermark",
-            ),
-            (
-                StateConfig {
-                    high_watermark: f64::NAN,
-                    ..base()
-                },
-                "high_watermark",
-            ),
-            (
-                StateConfig {
-                    eviction_ratio: 1.5,
-                    ..base()
-                },
-                "eviction_ratio",
-            ),
-            (
-                StateConfig {
-                    shards: 0,
-                    ..base()
-                },
-                "shards",
-            ),
-            (
-                StateConfig {
-                    shards: 48,
-                    ..base()
-                },
-                "shards",
-            ),
-            (
-                StateConfig {
-                    first_generation: Generation(0),
-                    ..base()
-                },
-                "first_generation",
-            ),
-            (
-                StateConfig {
-                    first_epoch: Epoch(0),
-                    ..base()
-                },
-                "first_epoch",
-            ),
+        type Change = fn(&mut StateConfig);
+        let cases: [(&str, Change); 14] = [
+            ("lease", |c| c.lease = Duration::ZERO),
+            ("lease", |c| c.lease = Duration::MAX),
+            ("client_ttl", |c| c.client_ttl = Duration::ZERO),
+            ("discard_after", |c| c.discard_after = Duration::ZERO),
+            ("release_after", |c| {
+                c.release_after = Duration::from_secs(1)
+            }),
+            ("soft_pin_ttl", |c| c.soft_pin_ttl = Duration::ZERO),
+            ("probe_lease_factor", |c| c.probe_lease_factor = 0),
+            ("high_watermark", |c| c.high_watermark = 0.0),
+            ("high_watermark", |c| c.high_watermark = f64::NAN),
+            ("eviction_ratio", |c| c.eviction_ratio = 1.5),
+            ("shards", |c| c.shards = 0),
+            ("shards", |c| c.shards = 48),
+            ("first_generation", |c| c.first_generation = Generation(0)),
+            ("first_epoch", |c| c.first_epoch = Epoch(0)),
         ];
-        for (config, setting) in cases {
+        for (setting, change) in cases {
+            let mut config = StateConfig::default();
+            change(&mut config);
             assert_eq!(config.validate().map_err(|e| e.setting), Err(setting));
         }
     }

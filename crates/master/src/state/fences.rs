@@ -95,7 +95,7 @@ struct Withdrawal {
 #[derive(Debug, Default)]
 pub(crate) struct Fences {
     last_id: FenceId,
-    fences: HashMap<FenceId, Pending>,
+    pending: HashMap<FenceId, Pending>,
     withdrawals: HashMap<FenceId, Withdrawal>,
     /// Fences by the reservations that they hold places of.
     reservations: HashMap<Generation, Vec<FenceId>>,
@@ -126,29 +126,7 @@ impl Fences {
         let mut drops = Vec::new();
         for suspect in suspects {
             let whose = (suspect.writer, suspect.engine, suspect.tenant);
-            let room = |id: &&FenceId| {
-                let withdrawal = &self.withdrawals[*id];
-                withdrawal.objects.len() < MOST_OBJECTS && withdrawal.key_bytes < MOST_KEY_BYTES
-            };
-            let drop = match open.get(&whose).filter(room) {
-                Some(id) => *id,
-                None => {
-                    let id = self.next_id();
-                    let withdrawal = Withdrawal {
-                        writer: suspect.writer,
-                        tenant: whose.2.clone(),
-                        objects: Vec::new(),
-                        key_bytes: 0,
-                        confirmed: false,
-                        fences: BTreeSet::new(),
-                        sent: now,
-                    };
-                    self.withdrawals.insert(id, withdrawal);
-                    open.insert(whose, id);
-                    drops.push(id);
-                    id
-                }
-            };
+            let drop = self.withdrawal(now, &mut open, whose, &mut drops);
             // A segment that closed meanwhile was, or will be, looked for here under the same lock.
             let places = suspect.places.into_iter();
             for (cell, place) in places.filter(|(cell, _)| !cell.is_closed()) {
@@ -160,7 +138,7 @@ impl Fences {
                     place,
                     len: suspect.len,
                 };
-                let fence = self.fences.entry(id).or_insert_with(|| Pending {
+                let fence = self.pending.entry(id).or_insert_with(|| Pending {
                     cell,
                     places: Vec::new(),
                     barrier,
@@ -186,7 +164,7 @@ impl Fences {
             if let Some(withdrawal) = self.withdrawals.get_mut(&drop) {
                 withdrawal.fences.insert(id);
             }
-            events.push(self.fences[&id].command(id));
+            events.push(self.pending[&id].command(id));
         }
         for id in drops {
             if self.withdrawals[&id].fences.is_empty() {
@@ -195,6 +173,36 @@ impl Fences {
                 events.push(self.withdrawals[&id].command(id));
             }
         }
+    }
+
+    /// The command that names this writer's sessions: the one that is open, while it has room, or a new one.
+    fn withdrawal(
+        &mut self,
+        now: Moment,
+        open: &mut HashMap<(ClientId, Option<EngineId>, Tenant), FenceId>,
+        whose: (ClientId, Option<EngineId>, Tenant),
+        new: &mut Vec<FenceId>,
+    ) -> FenceId {
+        if let Some(id) = open.get(&whose) {
+            let withdrawal = &self.withdrawals[id];
+            if withdrawal.objects.len() < MOST_OBJECTS && withdrawal.key_bytes < MOST_KEY_BYTES {
+                return *id;
+            }
+        }
+        let id = self.next_id();
+        let withdrawal = Withdrawal {
+            writer: whose.0,
+            tenant: whose.2.clone(),
+            objects: Vec::new(),
+            key_bytes: 0,
+            confirmed: false,
+            fences: BTreeSet::new(),
+            sent: now,
+        };
+        self.withdrawals.insert(id, withdrawal);
+        open.insert(whose, id);
+        new.push(id);
+        id
     }
 
     /// A member answers a command. `attached`: the writer's process still maps the segment.
@@ -209,14 +217,14 @@ impl Fences {
             && withdrawal.writer == client
         {
             withdrawal.confirmed = true;
-            let raised = |id: &&FenceId| self.fences.get(id).is_some_and(|f| f.raised);
+            let raised = |id: &&FenceId| self.pending.get(id).is_some_and(|f| f.raised);
             let ready: Vec<_> = withdrawal.fences.iter().filter(raised).copied().collect();
             for id in ready {
                 self.lift(id, freed);
             }
             return;
         }
-        let Some(fence) = self.fences.get_mut(&id) else {
+        let Some(fence) = self.pending.get_mut(&id) else {
             return;
         };
         if fence.cell.owner != client {
@@ -231,7 +239,7 @@ impl Fences {
 
     /// Takes a fence out. A withdrawal that no fence waits for any more needs no answer.
     fn take(&mut self, id: FenceId) -> Option<Pending> {
-        let fence = self.fences.remove(&id)?;
+        let fence = self.pending.remove(&id)?;
         if let Some(withdrawal) = self.withdrawals.get_mut(&fence.withdrawal) {
             withdrawal.fences.remove(&id);
             if withdrawal.fences.is_empty() {
@@ -271,13 +279,13 @@ impl Fences {
         let Some(ids) = self.reservations.get(&generation) else {
             return false;
         };
-        if !ids.iter().all(|id| self.fences[id].writer == client) {
+        if !ids.iter().all(|id| self.pending[id].writer == client) {
             return false;
         }
         let ids = ids.clone();
         self.reservations.remove(&generation);
         for id in ids {
-            let Some(fence) = self.fences.get_mut(&id) else {
+            let Some(fence) = self.pending.get_mut(&id) else {
                 continue;
             };
             let cell = &fence.cell;
@@ -296,7 +304,7 @@ impl Fences {
 
     /// A writer has left: nothing of it is in flight.
     pub(crate) fn confirm_all(&mut self, client: ClientId, freed: &mut Vec<Freed>) {
-        let fences = self.fences.iter().filter(|(_, f)| f.writer == client);
+        let fences = self.pending.iter().filter(|(_, f)| f.writer == client);
         let ids: Vec<_> = fences.map(|(id, _)| *id).collect();
         for id in ids {
             self.lift(id, freed);
@@ -306,7 +314,7 @@ impl Fences {
     /// Segments are gone, and their fences with them.
     pub(crate) fn forget_segments(&mut self, gone: &[Arc<SegmentCell>]) {
         let gone = |fence: &Pending| gone.iter().any(|cell| cell.slot == fence.cell.slot);
-        let fences = self.fences.iter().filter(|(_, fence)| gone(fence));
+        let fences = self.pending.iter().filter(|(_, fence)| gone(fence));
         let ids: Vec<_> = fences.map(|(id, _)| *id).collect();
         let mut lost = Vec::new();
         for id in ids {
@@ -327,7 +335,7 @@ impl Fences {
             Some(client) => client == member,
             None => now.since(sent) >= after,
         };
-        for (id, fence) in &mut self.fences {
+        for (id, fence) in &mut self.pending {
             if !fence.raised && due(fence.cell.owner, fence.sent) {
                 fence.sent = now;
                 events.push(fence.command(*id));

@@ -38,7 +38,7 @@ impl State {
         name: &str,
         endpoint: Option<Endpoint>,
     ) -> Joined {
-        let location = endpoint.as_ref().map(Location::from);
+        let location = endpoint.map(|endpoint| Location::from(&endpoint));
         let fresh = self.members.join(now, client, name, location);
         let mut fences = self.fences.lock();
         let events = &mut self.events.lock();

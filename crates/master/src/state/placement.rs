@@ -33,7 +33,7 @@ impl Dice {
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         x ^= x >> 31;
-        ((u128::from(x) * bound as u128) >> 64) as usize
+        usize::try_from((u128::from(x) * bound as u128) >> 64).expect("less than the bound")
     }
 }
 

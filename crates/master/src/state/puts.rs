@@ -4,6 +4,8 @@
 //! claimed, key by key; then memory is taken for each, with eviction where there is none; then it is filled
 //! into the claim, or the claim is withdrawn.
 
+use std::time::Duration;
+
 use layercake_protocol::error::Refusal;
 use layercake_protocol::header::HeaderSpec;
 use layercake_protocol::ids::Epoch;
@@ -27,6 +29,19 @@ struct Claim {
     len: u64,
 }
 
+/// What the puts of one call have in common.
+struct Batch<'a> {
+    now: Moment,
+    caller: &'a Caller,
+    location: Option<Location>,
+    tenant: u32,
+    config: &'a ReplicateConfig,
+    epoch: Epoch,
+    first_index: u32,
+    upsert: bool,
+    view: &'a View,
+}
+
 impl State {
     /// Reserves objects and their memory, one answer per put. Needs a caller that has joined.
     pub fn put_start(
@@ -35,34 +50,52 @@ impl State {
         caller: &Caller,
         batch: PutBatch<'_>,
     ) -> (Vec<Result<PutStarted, Refusal>>, Epoch) {
+        let puts = batch.puts;
         let epoch = self.epoch(batch.recency.epoch);
-        let refuse_all = |refusal: Refusal| {
-            let refusals = batch.puts.iter().map(|_| Err(refusal.clone()));
-            (refusals.collect(), epoch)
-        };
+        let refuse_all = |refusal: Refusal| (vec![Err(refusal); puts.len()], epoch);
         let Some(location) = self.members.heard(now, caller.client) else {
             return refuse_all(Refusal::UnknownMember);
         };
         if batch.config.replicas == 0 {
             return refuse_all(Refusal::invalid("replicas = 0: at least 1 is needed"));
         }
-        let location = caller.location.or(location);
         let view = self.pool.view();
+        let unreachable = view.slots_of(batch.unreachable);
+        let batch = Batch {
+            now,
+            caller,
+            location: caller.location.or(location),
+            tenant: self.tenants.number(&caller.tenant),
+            config: batch.config,
+            epoch,
+            first_index: batch.recency.first_index,
+            upsert: batch.upsert,
+            view: &view,
+        };
+        let placement = Placement::new(
+            &view,
+            batch.config,
+            batch.location,
+            &unreachable,
+            &self.dice,
+        );
         let mut effects = Effects::default();
-        let claims = self.claim_names(now, caller, location, &batch, epoch, &view, &mut effects);
+        let claims: Vec<_> = puts
+            .iter()
+            .enumerate()
+            .map(|(position, put)| self.claim_name(&batch, position, put, &mut effects))
+            .collect();
         self.carry_out(now, &mut effects);
 
-        let unreachable = view.slots_of(batch.unreachable);
-        let placement = Placement::new(&view, batch.config, location, &unreachable, &self.dice);
         let lens = claims.iter().flatten().map(|claim| claim.len);
         let mut wanted: u64 = lens.fold(0, u64::saturating_add);
         let answers: Vec<_> = claims
             .into_iter()
             .map(|claim| {
                 let claim = claim?;
-                let placed = self.find_room(now, &placement, claim.len, wanted);
+                let found = self.find_room(now, &placement, claim.len, wanted);
                 wanted = wanted.saturating_sub(claim.len);
-                self.fill_claim(&view, &placement, &claim, placed, &mut effects)
+                self.fill_claim(&view, &placement, &claim, found, &mut effects)
             })
             .collect();
         self.carry_out(now, &mut effects);
@@ -76,64 +109,57 @@ impl State {
         (answers, epoch)
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one step of one call, cut out for its length"
-    )]
-    fn claim_names(
+    fn claim_name(
         &self,
-        now: Moment,
-        caller: &Caller,
-        location: Option<Location>,
-        batch: &PutBatch<'_>,
-        epoch: Epoch,
-        view: &View,
+        batch: &Batch<'_>,
+        position: usize,
+        put: &PutStart,
         effects: &mut Effects,
-    ) -> Vec<Result<Claim, Refusal>> {
-        let tenant = self.tenants.number(&caller.tenant);
-        let claim = |(position, put): (usize, &PutStart)| {
-            let header_len = header_len(caller, put)?;
-            let len = put
-                .size
-                .checked_add(u64::from(header_len))
-                .ok_or_else(|| Refusal::invalid(format!("size = {}: too large", put.size)))?;
-            let index = prefix_index(batch.recency.first_index, position);
-            let reservation = Reservation {
-                tenant,
-                key: put.key.as_str(),
-                size: put.size,
-                header_len,
-                group: put.group.as_deref().map(|g| self.groups.get(tenant, g)),
-                origin: (put.fingerprint, put.layout_id),
-                epoch,
-                index: put.prefix_index.unwrap_or(index),
-                hard_pin: batch.config.hard_pin,
-                soft_pin: self.soft_pin(batch.config),
-                writer: caller.client,
-                engine: location.map(|location| location.engine),
-                upsert: batch.upsert,
-                claim: self.draw_generation(),
-            };
-            let hash = self.hasher.hash(tenant, put.key.as_str());
-            let alive = |place| view.is_alive(place);
-            let handle = self.shard(hash.shard).reserve(
-                &self.config,
-                now,
-                hash.tag,
-                reservation,
-                &alive,
-                effects,
-            )?;
-            Ok(Claim {
-                handle,
-                header_len,
-                len,
-            })
+    ) -> Result<Claim, Refusal> {
+        let header_len = header_len(batch.caller, put)?;
+        let len = put
+            .size
+            .checked_add(u64::from(header_len))
+            .ok_or_else(|| Refusal::invalid(format!("size = {}: too large", put.size)))?;
+        let index = put
+            .prefix_index
+            .unwrap_or_else(|| prefix_index(batch.first_index, position));
+        let group = put.group.as_deref();
+        let key = put.key.as_str();
+        let reservation = Reservation {
+            tenant: batch.tenant,
+            key,
+            size: put.size,
+            header_len,
+            group: group.map(|name| self.groups.get(batch.tenant, name)),
+            origin: (put.fingerprint, put.layout_id),
+            epoch: batch.epoch,
+            index,
+            hard_pin: batch.config.hard_pin,
+            soft_pin: self.soft_pin(batch.config),
+            writer: batch.caller.client,
+            engine: batch.location.map(|location| location.engine),
+            upsert: batch.upsert,
+            claim: self.draw_generation(),
         };
-        batch.puts.iter().enumerate().map(claim).collect()
+        let hash = self.hasher.hash(batch.tenant, key);
+        let alive = |place| batch.view.is_alive(place);
+        let handle = self.shard(hash.shard).reserve(
+            &self.config,
+            batch.now,
+            hash.tag,
+            reservation,
+            &alive,
+            effects,
+        )?;
+        Ok(Claim {
+            handle,
+            header_len,
+            len,
+        })
     }
 
-    fn soft_pin(&self, config: &ReplicateConfig) -> Option<std::time::Duration> {
+    fn soft_pin(&self, config: &ReplicateConfig) -> Option<Duration> {
         config
             .soft_pin
             .then(|| config.soft_pin_ttl.unwrap_or(self.config.soft_pin_ttl))
@@ -145,21 +171,21 @@ impl State {
         view: &View,
         placement: &Placement<'_>,
         claim: &Claim,
-        placed: Placed,
+        found: Placed,
         effects: &mut Effects,
     ) -> Result<PutStarted, Refusal> {
         let no_space = || Refusal::NoSpace {
             largest_free: placement.largest_free(),
         };
         let mut shard = self.shard(claim.handle.shard as usize);
-        if placed.places.is_empty() {
+        if found.places.is_empty() {
             shard.withdraw(claim.handle, effects);
             return Err(no_space());
         }
         // Drawn now: above everything that was ever written into these places.
         let generation = self.draw_generation();
         let alive = |place| view.is_alive(place);
-        let places = Places::from(placed.places);
+        let places = Places::from(found.places);
         match shard.fill(claim.handle, generation, places, &alive, effects) {
             Ok(()) => {
                 let places = shard.entry(claim.handle.slot).places.as_slice();

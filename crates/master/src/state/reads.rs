@@ -278,3 +278,101 @@ impl Reading<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use layercake_protocol::endpoint::{Endpoint, HostId};
+    use layercake_protocol::ids::{
+        Capability, ClientId, EngineId, Generation, MemoryKind, RegionId, SegmentId,
+    };
+    use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig, Segment};
+
+    use super::super::{PutBatch, StateConfig};
+    use super::*;
+
+    /// Between the evictor's two looks at a group nobody may begin to rely on a member.
+    #[test]
+    fn no_lease_is_granted_on_a_group_that_is_leaving() {
+        let state = State::new(StateConfig::default()).unwrap();
+        let now = Moment::from_micros(1);
+        let endpoint = Endpoint {
+            engine: EngineId(1),
+            tcp: String::new(),
+            host: HostId([0; 16]),
+            shm: None,
+            pid: 1,
+        };
+        let caller = Caller {
+            client: ClientId(1),
+            tenant: Tenant::default(),
+            location: None,
+        };
+        state.join(now, caller.client, "n", Some(endpoint.clone()));
+        let segment = Segment {
+            id: SegmentId(1),
+            name: "n".to_owned(),
+            endpoint,
+            region: RegionId(1),
+            capability: Capability([0; 16]),
+            len: 1 << 20,
+            kind: MemoryKind::Host,
+        };
+        let mounted = state.mount(now, caller.client, segment, Generation::NONE);
+        assert_eq!(mounted, Ok(false));
+        let key = ObjectKey::new("k").unwrap();
+        let put = PutStart {
+            group: Some("g".to_owned()),
+            ..PutStart::new(key.clone(), 10)
+        };
+        let batch = PutBatch {
+            puts: vec![put],
+            config: &ReplicateConfig::default(),
+            recency: Recency::default(),
+            unreachable: &[],
+            upsert: false,
+        };
+        let (started, _) = state.put_start(now, &caller, batch);
+        let object = [ObjectRef {
+            key: key.clone(),
+            generation: started[0].as_ref().unwrap().generation,
+        }];
+        assert_eq!(state.put_end(now, &caller, &object), [Ok(())]);
+
+        let keys = [key];
+        let probe = || {
+            let query = Exists {
+                probe: Probe::Exists,
+                keys: &keys,
+                recency: Recency::default(),
+                stop_at_first_miss: false,
+                unreachable: &[],
+                peek: false,
+            };
+            state.exists(now, &caller, &query).0[0]
+        };
+        let get = |session| {
+            let query = GetStart {
+                keys: &keys,
+                recency: Recency::default(),
+                session,
+                unreachable: &[],
+            };
+            state.get_start(now, &caller, &query).0.remove(0)
+        };
+        let group = state
+            .groups
+            .get(state.tenants.find(&caller.tenant).unwrap(), "g");
+        group.set_leaving(true);
+        assert_eq!(probe(), Presence::Absent);
+        assert_eq!(get(true), Err(Refusal::NotFound));
+        assert_eq!(get(false), Err(Refusal::NotFound));
+        let renewed = state.renew(now, &caller, &object);
+        assert_eq!(renewed, [Err(Refusal::LeaseExpired)]);
+        group.set_leaving(false);
+        assert_eq!(probe(), Presence::Complete);
+        assert!(get(true).is_ok());
+        // A reader that holds a lease already has stopped the eviction: it may go on.
+        group.set_leaving(true);
+        assert_eq!(state.renew(now, &caller, &object), [Ok(())]);
+    }
+}

@@ -11,6 +11,7 @@ use layercake_protocol::report::{ObjectStat, SegmentStat, SegmentState, Status};
 use layercake_protocol::version;
 
 use super::api::{Gauges, List, Listing};
+use super::members::Member;
 use super::moment::Moment;
 use super::segments::View;
 use super::shard::{HARD_PINNED, Phase, SOFT_PINNED, Shard};
@@ -38,8 +39,8 @@ impl State {
                         && key.starts_with(list.prefix)
                         && (list.after.is_empty() || key > list.after);
                     let full = page.len() > list.limit;
-                    let last = || page.last_key_value().map(|(last, _)| &**last);
-                    if !wanted || (full && last().is_none_or(|last| key >= last)) {
+                    let greatest = || page.last_key_value().map(|(key, _)| &**key);
+                    if !wanted || (full && greatest().is_none_or(|greatest| key >= greatest)) {
                         return;
                     }
                     page.insert(key.into(), object_stat(&shard, slot, now, &view));
@@ -96,7 +97,7 @@ impl State {
                     largest_free: cell.largest_free(),
                     objects: usage.pieces.saturating_sub(held.pieces),
                     quarantined_bytes: held.bytes,
-                    heartbeat_age: now.since(owner.map_or(now, |owner| owner.last_heard())),
+                    heartbeat_age: now.since(owner.map_or(now, Member::last_heard)),
                     client: cell.owner,
                 }
             })

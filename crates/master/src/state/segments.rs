@@ -44,7 +44,9 @@ pub(crate) struct SegmentCell {
 #[derive(Debug)]
 struct Books {
     allocator: Box<dyn Allocator>,
-    held: Held,
+    /// Signed: of two threads, the one that releases a place may be here before the one that held it.
+    held_bytes: i64,
+    held_pieces: i64,
 }
 
 /// Memory that is nobody's any more, but not free.
@@ -69,7 +71,8 @@ impl SegmentCell {
             info: Arc::new(info),
             books: Mutex::new(Books {
                 allocator: Box::new(allocator),
-                held: Held::default(),
+                held_bytes: 0,
+                held_pieces: 0,
             }),
         })
     }
@@ -122,16 +125,16 @@ impl SegmentCell {
     /// Frees, holds or releases a place of `len` bytes.
     pub(crate) fn change(&self, place: Place, len: u64, fate: Fate) {
         let mut books = self.books.lock();
-        let bytes = granule_bytes(len);
+        let bytes = i64::try_from(granule_bytes(len)).unwrap_or(i64::MAX);
         match fate {
             Fate::Hold => {
-                books.held.bytes += bytes;
-                books.held.pieces += 1;
+                books.held_bytes += bytes;
+                books.held_pieces += 1;
                 return;
             }
             Fate::Release => {
-                books.held.bytes -= bytes;
-                books.held.pieces -= 1;
+                books.held_bytes -= bytes;
+                books.held_pieces -= 1;
             }
             Fate::Free => {}
         }
@@ -155,7 +158,11 @@ impl SegmentCell {
     /// The account, and what of it is held back.
     pub(crate) fn account(&self) -> (Usage, Held) {
         let books = self.books.lock();
-        (books.allocator.usage(), books.held)
+        let held = Held {
+            bytes: u64::try_from(books.held_bytes).unwrap_or(0),
+            pieces: u64::try_from(books.held_pieces).unwrap_or(0),
+        };
+        (books.allocator.usage(), held)
     }
 
     /// Takes no new objects from now on.

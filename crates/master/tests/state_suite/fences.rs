@@ -14,7 +14,10 @@ struct Scene {
     drop: DropSessions,
 }
 
-fn commands(world: &World) -> (Vec<(ClientId, Fence)>, Vec<(ClientId, DropSessions)>) {
+/// The commands that went out, with their addressees.
+type Commands = (Vec<(ClientId, Fence)>, Vec<(ClientId, DropSessions)>);
+
+fn commands(world: &World) -> Commands {
     let (mut fences, mut drops) = (Vec::new(), Vec::new());
     for event in world.state.take_events() {
         match event {
@@ -54,7 +57,6 @@ fn scene() -> Scene {
 
 impl Scene {
     fn node_done(&self, attached: bool) {
-        let State { .. } = &self.world.state;
         self.answer(self.node.client, self.fence.id, attached);
     }
 

@@ -325,11 +325,7 @@ impl World {
     }
 
     fn exists(&self, keys: &[ObjectKey], recency: Recency, peek: bool) -> Vec<Presence> {
-        let caller = Caller {
-            client: ClientId(0),
-            tenant: Tenant::default(),
-            location: None,
-        };
+        let caller = nobody();
         let query = Exists {
             probe: Probe::Readable,
             keys,
@@ -343,7 +339,7 @@ impl World {
 
     /// An epoch later than all before.
     pub(crate) fn epoch(&self) -> Epoch {
-        let caller = self.nobody();
+        let caller = nobody();
         let query = Exists {
             probe: Probe::Exists,
             keys: &[],
@@ -353,15 +349,6 @@ impl World {
             peek: true,
         };
         self.state.exists(self.now(), &caller, &query).1
-    }
-
-    /// A caller that has not joined.
-    pub(crate) fn nobody(&self) -> Caller {
-        Caller {
-            client: ClientId(0),
-            tenant: Tenant::default(),
-            location: None,
-        }
     }
 
     /// Bytes in use, in granules.
@@ -384,4 +371,13 @@ pub(crate) fn object(key: &ObjectKey, generation: Generation) -> ObjectRef {
 /// Payload bytes of an object whose place takes this many granules, short keys and default headers given.
 pub(crate) fn granules(n: u64) -> u64 {
     n * GRANULE - 1024
+}
+
+/// A caller that has not joined.
+pub(crate) fn nobody() -> Caller {
+    Caller {
+        client: ClientId(0),
+        tenant: Tenant::default(),
+        location: None,
+    }
 }

@@ -43,7 +43,7 @@ fn probes_alone_extend_a_lease_to_three_times_its_length() {
         assert_eq!(
             world.probe(std::slice::from_ref(&key)),
             [Presence::Complete]
-        )
+        );
     };
     probe();
     assert_eq!(lease_left(&world, &key), 10 * SECOND);
@@ -210,18 +210,38 @@ fn memory_of_a_removed_object_is_free_when_its_last_lease_runs_out() {
     let world = World::new();
     let (writer, reader) = (world.client(), world.client());
     let key = key("k");
-    world.store(&writer, &key, MIB);
+    let generation = world.store(&writer, &key, MIB).generation;
     world.get(&reader, &key).unwrap();
     world.pass(4 * SECOND);
     world.read(&writer, &key).unwrap();
     world.remove(&key, true).unwrap();
-    world.end(&reader, &key, Generation(1));
+    world.end(&reader, &key, generation);
     world.pass(9 * SECOND);
     world.tick();
     assert!(
         world.quarantined() > MIB,
         "the plain read's lease is not over"
     );
+    world.pass(SECOND);
+    world.tick();
+    assert_eq!((world.quarantined(), world.used()), (0, 0));
+}
+
+#[test]
+fn giving_back_the_longest_lease_of_a_removed_object_leaves_the_shorter_ones() {
+    let world = World::new();
+    let (writer, reader) = (world.client(), world.client());
+    let key = key("k");
+    let generation = world.store(&writer, &key, MIB).generation;
+    world.read(&writer, &key).unwrap();
+    world.pass(4 * SECOND);
+    world.get(&reader, &key).unwrap();
+    world.remove(&key, true).unwrap();
+    world.tick();
+    world.end(&reader, &key, generation);
+    world.pass(5 * SECOND);
+    world.tick();
+    assert!(world.quarantined() > MIB);
     world.pass(SECOND);
     world.tick();
     assert_eq!((world.quarantined(), world.used()), (0, 0));

@@ -195,7 +195,7 @@ fn one_bad_put_does_not_fail_its_neighbours() {
 #[test]
 fn sessions_need_a_member_and_plain_reads_do_not() {
     let world = World::new();
-    let (writer, nobody) = (world.client(), world.nobody());
+    let (writer, nobody) = (world.client(), nobody());
     let key = key("k");
     let started = world.store(&writer, &key, 10);
     let generation = started.generation;

@@ -120,13 +120,13 @@ impl BinAllocator {
         if hole.next != NIL {
             self.hole_mut(hole.next).prev = hole.prev;
         }
-        if hole.prev != NIL {
-            self.hole_mut(hole.prev).next = hole.next;
-        } else {
+        if hole.prev == NIL {
             self.heads[hole.len as usize] = hole.next;
             if hole.next == NIL {
                 self.lengths.remove(hole.len as usize);
             }
+        } else {
+            self.hole_mut(hole.prev).next = hole.next;
         }
         hole.len
     }

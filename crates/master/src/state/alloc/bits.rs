@@ -76,7 +76,7 @@ impl BitTree {
             let rest = word & (u64::MAX >> (WORD - 1 - last % WORD));
             if rest != 0 {
                 let found = last / WORD * WORD + WORD - 1 - rest.leading_zeros() as usize;
-                return Some(self.descend(height, found, |word| 63 - word.leading_zeros()));
+                return Some(self.descend(height, found, u64::ilog2));
             }
             index = last / WORD;
         }

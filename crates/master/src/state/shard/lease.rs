@@ -206,10 +206,15 @@ impl Shard {
             self.readers.remove(&slot);
             self.slab[slot].flags &= !HAS_READERS;
         }
-        if self.lease_end(slot) > now {
+        let end = self.lease_end(slot);
+        let entry = &self.slab[slot];
+        if end > now {
+            // What is left may end before what was given back would have.
+            if entry.phase == Phase::Removed {
+                self.removed_due = self.removed_due.min(end);
+            }
             return;
         }
-        let entry = &self.slab[slot];
         if entry.phase == Phase::Removed {
             self.let_go(slot, effects);
             return;

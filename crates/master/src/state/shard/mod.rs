@@ -67,7 +67,7 @@ impl KeyHasher {
         let hash = self.state.hash_one((tenant, key));
         KeyHash {
             shard: (hash >> 32) as usize & (self.shards - 1),
-            tag: hash as u32,
+            tag: (hash & 0xFFFF_FFFF) as u32,
         }
     }
 }
@@ -186,10 +186,8 @@ impl Shard {
         }
     }
 
-    /// Gives a slot the name that its entry has.
-    fn name(&mut self, slot: u32) {
-        let entry = &self.slab[slot];
-        let tag = self.hasher.hash(entry.tenant, &entry.key).tag;
+    /// Gives a slot the name that its entry has; `tag` is the key's.
+    fn name(&mut self, tag: u32, slot: u32) {
         self.index
             .insert_unique(widen(tag), (tag, slot), |(tag, _)| widen(*tag));
     }
@@ -261,33 +259,44 @@ impl Shard {
 struct Origins {
     numbers: HashMap<Origin, u32>,
     /// With the number of entries that name it.
-    origins: Vec<(Origin, u64)>,
+    pairs: Vec<(Origin, u64)>,
     vacant: Vec<u32>,
+    /// The one that was taken last, and nearly always is taken next.
+    last: u32,
 }
 
 type Origin = (Option<Fingerprint>, u64);
 
 impl Origins {
     fn take(&mut self, origin: Origin) -> u32 {
+        if let Some((last, uses)) = self.pairs.get_mut(self.last as usize)
+            && *last == origin
+            && *uses > 0
+        {
+            *uses += 1;
+            return self.last;
+        }
         if let Some(number) = self.numbers.get(&origin) {
-            self.origins[*number as usize].1 += 1;
+            self.pairs[*number as usize].1 += 1;
+            self.last = *number;
             return *number;
         }
         let number = self.vacant.pop().unwrap_or_else(|| {
-            self.origins.push((origin, 0));
-            self.origins.len() as u32 - 1
+            self.pairs.push((origin, 0));
+            u32::try_from(self.pairs.len() - 1).expect("no more of them than entries")
         });
-        self.origins[number as usize] = (origin, 1);
+        self.pairs[number as usize] = (origin, 1);
         self.numbers.insert(origin, number);
+        self.last = number;
         number
     }
 
     fn get(&self, number: u32) -> Origin {
-        self.origins[number as usize].0
+        self.pairs[number as usize].0
     }
 
     fn release(&mut self, number: u32) {
-        let (origin, uses) = &mut self.origins[number as usize];
+        let (origin, uses) = &mut self.pairs[number as usize];
         *uses -= 1;
         if *uses == 0 {
             self.numbers.remove(origin);

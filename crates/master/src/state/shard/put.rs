@@ -91,12 +91,18 @@ impl Shard {
             if entry.has(REPLACING) {
                 self.drop_open(self.replacements[&slot], effects);
             }
-            return Ok(self.claim(now, wanted, Some(slot)));
+            return Ok(self.claim(now, tag, wanted, Some(slot)));
         }
-        Ok(self.claim(now, wanted, None))
+        Ok(self.claim(now, tag, wanted, None))
     }
 
-    fn claim(&mut self, now: Moment, wanted: Reservation<'_>, replaces: Option<u32>) -> Handle {
+    fn claim(
+        &mut self,
+        now: Moment,
+        tag: u32,
+        wanted: Reservation<'_>,
+        replaces: Option<u32>,
+    ) -> Handle {
         let slot = self.slab.take();
         let mut flags = 0;
         if wanted.hard_pin {
@@ -140,7 +146,7 @@ impl Shard {
                 self.slab[old].flags |= REPLACING;
                 self.replacements.insert(old, slot);
             }
-            None => self.name(slot),
+            None => self.name(tag, slot),
         }
         self.handle(slot)
     }
@@ -313,18 +319,15 @@ impl Shard {
             .open
             .remove(&slot)
             .expect("an open entry has a session");
-        let key = match open.replaces {
-            Some(old) => {
-                self.replacements.remove(&old);
-                let old = &mut self.slab[old];
-                old.flags &= !REPLACING;
-                old.key.clone()
-            }
-            None => {
-                let key = self.slab[slot].key.clone();
-                self.unname(slot);
-                key
-            }
+        let key = if let Some(old) = open.replaces {
+            self.replacements.remove(&old);
+            let old = &mut self.slab[old];
+            old.flags &= !REPLACING;
+            old.key.clone()
+        } else {
+            let key = self.slab[slot].key.clone();
+            self.unname(slot);
+            key
         };
         let entry = &self.slab[slot];
         if entry.has(WATCHED) {

@@ -106,7 +106,8 @@ impl SlotHeap {
 
     fn place(&mut self, at: usize, node: Node, slab: &mut Slab) {
         self.nodes[at] = node;
-        slab[node.slot].position = at as u32;
+        slab[node.slot].position =
+            u32::try_from(at).expect("a heap has no more nodes than there are slots");
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::{Index, IndexMut};
 use super::entry::{Entry, Phase};
 
 /// Entries in a chunk, and its logarithm.
-const CHUNK: usize = 1 << CHUNK_SHIFT;
+const CHUNK: u32 = 1 << CHUNK_SHIFT;
 const CHUNK_SHIFT: u32 = 8;
 
 /// "No slot".
@@ -31,14 +31,15 @@ impl Slab {
 
     /// One past the greatest slot number that may be in use.
     pub(crate) fn bound(&self) -> u32 {
-        u32::try_from(self.chunks.len() * CHUNK).unwrap_or(NIL)
+        let chunks = u32::try_from(self.chunks.len()).unwrap_or(NIL);
+        chunks.saturating_mul(CHUNK)
     }
 
     /// Takes a vacant slot; the caller fills it with an entry that is not vacant.
     pub(crate) fn take(&mut self) -> u32 {
         if self.vacant == NIL {
             let first = self.bound();
-            let last = first + CHUNK as u32 - 1;
+            let last = first + (CHUNK - 1);
             let chunk =
                 (first..=last).map(|slot| Entry::vacant(if slot == last { NIL } else { slot + 1 }));
             self.chunks.push(chunk.collect());
@@ -63,12 +64,12 @@ impl Index<u32> for Slab {
     type Output = Entry;
 
     fn index(&self, slot: u32) -> &Entry {
-        &self.chunks[(slot >> CHUNK_SHIFT) as usize][slot as usize % CHUNK]
+        &self.chunks[(slot >> CHUNK_SHIFT) as usize][(slot % CHUNK) as usize]
     }
 }
 
 impl IndexMut<u32> for Slab {
     fn index_mut(&mut self, slot: u32) -> &mut Entry {
-        &mut self.chunks[(slot >> CHUNK_SHIFT) as usize][slot as usize % CHUNK]
+        &mut self.chunks[(slot >> CHUNK_SHIFT) as usize][(slot % CHUNK) as usize]
     }
 }
