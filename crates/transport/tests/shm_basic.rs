@@ -132,6 +132,15 @@ fn bytes_arrive_whatever_the_pieces() {
 }
 
 #[test]
+fn huge_pages_are_shared_like_others_where_there_are_any() {
+    let options = AllocateOptions {
+        huge_pages: true,
+        ..READ_WRITE
+    };
+    check_both_ways(&scene(3_000_001, options), TransportKind::Shm);
+}
+
+#[test]
 fn memory_that_was_not_allocated_here_is_reached_by_address() {
     let (owner, peer) = (engine(shm_only()), engine(shm_only()));
     let buffer = HostBuffer::from(vec![0; 3_000_001]);

@@ -200,6 +200,10 @@ impl PieceRun {
             state.compare_exchange(state::CLEAN, value, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    fn has_failed(&self, piece: usize) -> bool {
+        self.states[piece].load(Ordering::Acquire) != state::CLEAN
+    }
+
     fn record(&self, part: &Part, moved: Moved) {
         match moved {
             Moved::Done(crc) if self.job.wants_checksum() => {
@@ -269,6 +273,8 @@ impl Work for PieceRun {
             return false;
         }
         self.job.mark_started();
+        // The rest of a piece that failed is not worth moving.
+        unit.retain(|part| part.offset == 0 || !self.has_failed(part.piece));
         let mut open = OpenUnit {
             run: self,
             parts: &unit,

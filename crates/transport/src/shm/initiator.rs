@@ -184,9 +184,7 @@ impl Initiator {
             let link = links.by_engine.remove(&owner);
             if how == NotAttached::FallBack {
                 let until = Instant::now() + UNUSABLE_FOR;
-                links
-                    .by_engine
-                    .insert(owner, Link::Unusable { until });
+                links.by_engine.insert(owner, Link::Unusable { until });
             }
             link
         };
@@ -345,7 +343,9 @@ impl Initiator {
                 *sent = ask(attachment, key);
             }
         }
-        let expired = parking.asked.extract_if(|_, (since, _)| now.duration_since(*since) >= patience);
+        let expired = parking
+            .asked
+            .extract_if(|_, (since, _)| now.duration_since(*since) >= patience);
         let expired: HashSet<Key> = expired.map(|(key, _)| key).collect();
         let is_over = |parked: &mut Parked| {
             parked.waiting.job.stop_reason(now).is_some() || !parked.missing.is_disjoint(&expired)

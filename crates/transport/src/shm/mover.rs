@@ -80,8 +80,9 @@ impl ShmMover {
         }
     }
 
-    fn refuse(&self, refusal: Refusal) -> Moved {
-        if refusal.is_security() {
+    /// Refuses a part. Its piece is counted once, by its first part.
+    fn refuse(&self, part: &Part, refusal: Refusal) -> Moved {
+        if refusal.is_security() && part.offset == 0 {
             self.violations.fetch_add(1, Ordering::Relaxed);
         }
         Moved::Failed(PieceError::Refused(refusal))
@@ -94,15 +95,15 @@ impl ShmMover {
         let view = match self.views.find(remote.region, &remote.capability) {
             Some(Ok(view)) => view,
             Some(Err(Moved::Failed(PieceError::Refused(refusal)))) => {
-                return Err(self.refuse(*refusal));
+                return Err(self.refuse(part, *refusal));
             }
             Some(Err(other)) => return Err(*other),
-            None => return Err(self.refuse(Refusal::UnknownRegion)),
+            None => return Err(self.refuse(part, Refusal::UnknownRegion)),
         };
         view.check(job.direction(), remote)
-            .map_err(|refusal| self.refuse(refusal))?;
+            .map_err(|refusal| self.refuse(part, refusal))?;
         if !self.attachment.is_current(view) {
-            return Err(self.refuse(Refusal::UnknownRegion));
+            return Err(self.refuse(part, Refusal::UnknownRegion));
         }
         let offset = remote.offset + part.offset;
         if remote.generation.is_some() {
@@ -131,12 +132,12 @@ impl ShmMover {
         } else {
             place.view.check_after(direction, offset, len, generation)
         };
-        checked.map_err(|refusal| self.refuse(refusal))
+        checked.map_err(|refusal| self.refuse(place.part, refusal))
     }
 
     fn copy_mapped(&self, job: &Job, place: &Place<'_>, memory: &View) -> Result<u32, Moved> {
         self.check_tags(job, place, true)?;
-        let outside = || self.refuse(Refusal::OutOfBounds);
+        let outside = || self.refuse(place.part, Refusal::OutOfBounds);
         let (offset, len) = (place.offset, place.part.len);
         memory.make_present(offset, len);
         let (target, source) = match job.direction() {

@@ -149,7 +149,10 @@ impl Exports {
         };
         let writable = entry.access().allows_write();
         let files = [entry.fd(), entry.tag_fd()];
-        let descriptors = files.into_iter().flatten().map(|file| share(file, writable));
+        let descriptors = files
+            .into_iter()
+            .flatten()
+            .map(|file| share(file, writable));
         let descriptors = descriptors.collect::<io::Result<Vec<_>>>();
         let descriptors = descriptors.map_err(|error| {
             tracing::debug!(%region, %error, "a region can't be passed to a peer");
@@ -191,8 +194,7 @@ impl Exports {
             let mut peers = self.peers.lock();
             if peers.attached.values().any(|peer| peer.engine == engine) {
                 // Woken by the service when it sees the hang-up; the rest is for when it has ended.
-                self.departed
-                    .wait_until(&mut peers, until.min(now + look));
+                self.departed.wait_until(&mut peers, until.min(now + look));
                 look = (look * 2).min(Duration::from_millis(50));
             }
         }
@@ -202,7 +204,9 @@ impl Exports {
     /// Waits until every copy is over that this engine (or any) had begun when called: copies that
     /// begin later see what the caller has stored before. Says whether that came about by `until`.
     pub(super) fn quiet(&self, engine: Option<EngineId>, until: Instant) -> bool {
-        self.quiet_where(until, |peer| engine.is_none_or(|engine| peer.engine == engine))
+        self.quiet_where(until, |peer| {
+            engine.is_none_or(|engine| peer.engine == engine)
+        })
     }
 
     fn quiet_where(&self, until: Instant, concerns: impl Fn(&Peer) -> bool) -> bool {
@@ -220,8 +224,7 @@ impl Exports {
             if now >= until {
                 return false;
             }
-            self.departed
-                .wait_until(&mut peers, until.min(now + look));
+            self.departed.wait_until(&mut peers, until.min(now + look));
             look = (look * 2).min(LAST_LOOK);
         }
     }

@@ -126,6 +126,8 @@ impl Service {
 
     /// Runs until it is told to stop.
     pub(super) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let _ended = CloseOnExit(&shared);
         let mut events = Events::with_capacity(256);
         let mut waits = false;
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -207,7 +209,7 @@ impl Service {
     }
 
     fn accept(&mut self) {
-        self.accept_again = false;
+        let was_failing = std::mem::take(&mut self.accept_again);
         loop {
             match Channel::accept(&self.listener) {
                 Ok(channel) => self.greeted(channel),
@@ -215,7 +217,7 @@ impl Service {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    if !self.accept_again {
+                    if !was_failing {
                         tracing::warn!(%error, "can't accept a peer on this host");
                     }
                     self.accept_again = true;
@@ -406,6 +408,15 @@ impl Service {
         let connection = self.connections.remove(&token)?;
         self.unwatch(&connection.channel);
         Some(connection)
+    }
+}
+
+/// However the thread ends, nothing goes on waiting for it.
+struct CloseOnExit<'a>(&'a Shared);
+
+impl Drop for CloseOnExit<'_> {
+    fn drop(&mut self) {
+        self.0.initiator.close();
     }
 }
 

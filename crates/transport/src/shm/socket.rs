@@ -210,7 +210,10 @@ mod tests {
         near.send(b"two", &[writer.as_fd()]).expect("sent");
         drop(writer);
         let one = far.receive().expect("received").expect("open");
-        assert_eq!((one.bytes.as_slice(), one.descriptors.len()), (&b"one"[..], 0));
+        assert_eq!(
+            (one.bytes.as_slice(), one.descriptors.len()),
+            (&b"one"[..], 0)
+        );
         let two = far.receive().expect("received").expect("open");
         assert_eq!(two.bytes, b"two");
         rustix::io::write(&two.descriptors[0], b"through").expect("writes");
