@@ -5,7 +5,11 @@ use std::path::Path;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // `proto` is a link to the repository's folder, so that the packaged crate holds the files too.
     let root = Path::new("proto");
-    let files = ["layercake/v1/common.proto", "layercake/v1/master.proto"];
+    let files = [
+        "layercake/v1/common.proto",
+        "layercake/v1/master.proto",
+        "layercake/v1/peer.proto",
+    ];
     for file in files {
         println!("cargo:rerun-if-changed={}", root.join(file).display());
     }

@@ -9,6 +9,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyModule, PyType};
 
+use crate::peers::PeerError;
+
 /// The exceptions of `layercake.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -104,6 +106,21 @@ pub(crate) fn of_store(error: &StoreError) -> Failure {
 /// The exception that a store's error becomes.
 pub(crate) fn raise(error: &StoreError) -> PyErr {
     of_store(error).into()
+}
+
+/// The exception that a failure with a peer becomes.
+pub(crate) fn raise_peer(error: &PeerError) -> PyErr {
+    let kind = match error {
+        PeerError::Address { .. } | PeerError::UnknownMemory { .. } => Kind::InvalidArgument,
+        PeerError::TokenRequired { .. } | PeerError::Untrusted { .. } => Kind::Authentication,
+        PeerError::Version { .. } => Kind::VersionMismatch,
+        PeerError::Refused { refusal, .. } => kind_of_refusal(refusal),
+        PeerError::Closed => Kind::Closed,
+        PeerError::Unreachable { .. } | PeerError::NotAPeer { .. } | PeerError::Pieces { .. } => {
+            Kind::TransferFailed
+        }
+    };
+    kind.err(error.to_string())
 }
 
 fn kind_of(error: &StoreError) -> Kind {

@@ -7,9 +7,10 @@
 //! The classes on top only translate:
 //!
 //! ```text
-//! store, session, engine, serve      the package's own interface
+//! store, session, transfer, serve    the package's own interface
 //! dropin                             what the distribution layercake-mooncake shows as `mooncake`
-//!         core, args, memory, errors, runtime
+//!         core, peers                without Python
+//!         args, memory, errors, runtime
 //! layercake-store, layercake-master, layercake-transport
 //! ```
 //!
@@ -18,16 +19,23 @@
 //! before the fork raises `ForkError`; nothing is printed, and nothing that a caller passes can end
 //! the interpreter, short of an address that stops being memory while a call uses it.
 #![deny(unsafe_code)]
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "the arguments of Python methods are made for the call"
+)]
+#![expect(clippy::doc_markdown, reason = "docstrings are written for Python")]
 
 mod args;
 mod config;
 mod core;
 mod errors;
 mod memory;
+mod peers;
 mod runtime;
 mod serve;
 mod session;
 mod store;
+mod transfer;
 
 use pyo3::prelude::*;
 
@@ -45,6 +53,8 @@ mod _native {
     use super::session::{PyGetSession, PyPutSession};
     #[pymodule_export]
     use super::store::PyStore;
+    #[pymodule_export]
+    use super::transfer::{PyTransfer, PyTransferEngine};
     use super::{Bound, PyModule, PyResult, runtime};
 
     #[pymodule_init]

@@ -151,11 +151,11 @@ pub(crate) fn lent_mut(bytes: &BytesMut) -> Result<LocalSlice, Unusable> {
 
 /// A `bytes` object of `len` bytes, filled by a call that is given its memory. The call must not return
 /// before all transfers to it have ended.
-pub(crate) fn fill_bytes<'py>(
-    py: Python<'py>,
+pub(crate) fn fill_bytes(
+    py: Python<'_>,
     len: u64,
     fill: impl FnOnce(LocalSlice) -> PyResult<u64>,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<Bound<'_, PyBytes>> {
     let size = usize::try_from(len).map_err(|_| PyMemoryError::new_err(()))?;
     PyBytes::new_with(py, size, |memory| {
         // SAFETY: the object is nobody else's until this function returns it, `fill` waits for the

@@ -154,12 +154,10 @@ pub(crate) fn serve(
 ) -> PyResult<PyCluster> {
     let settings = || -> Result<EngineSettings, StoreError> {
         let trust = Trust::new(token, insecure)?;
-        EngineSettings::local(trust).with_transports(transports)
+        let engine = EngineSettings::local(trust).with_transports(transports)?;
+        engine.listening_on(Some(listen), None)
     };
     let mut engine = settings().map_err(|error| errors::raise(&error))?;
-    engine
-        .listen_on(listen, None)
-        .map_err(|error| errors::raise(&error))?;
     let mut config = MasterConfig {
         listen: engine.listen,
         token: engine.trust.token.clone(),
@@ -179,6 +177,7 @@ pub(crate) fn serve(
             capacity: capacity.0,
             ..default
         },
+        None,
     );
     match store {
         Ok(store) => {

@@ -18,6 +18,12 @@ Objects can be written and read range by range, layer after layer, between one s
     with store.start_get("block") as session:
         session.read_into(4096, layer_1)
 
+Memory of one process is moved to and from memory of another, without a store, by a :class:`TransferEngine`::
+
+    engine = layercake.TransferEngine()
+    engine.register(address, size)
+    engine.write("host:port", [address], [address_there], [size])
+
 Wherever bytes are passed in or out, an object with the buffer protocol, a numpy array, a torch tensor in host memory or a
 tuple ``(address, length)`` will do. Sizes and offsets are bytes, times are seconds. What goes wrong is one of the
 exceptions of :mod:`layercake.errors`. No call leaves transfers behind: when it returns or raises, the
@@ -33,6 +39,8 @@ from ._native import (
     PutSession,
     ReplicateConfig,
     Store,
+    Transfer,
+    TransferEngine,
     __version__,
     serve,
 )
@@ -44,6 +52,8 @@ __all__ = [
     "PutSession",
     "ReplicateConfig",
     "Store",
+    "Transfer",
+    "TransferEngine",
     "__version__",
     "errors",
     "serve",

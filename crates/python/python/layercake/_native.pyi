@@ -97,9 +97,10 @@ class Store:
         tenant: str = "default",
         token: str | None = None,
         insecure: bool = False,
-        listen: str = "127.0.0.1",
+        listen: str | None = None,
         advertise: str | None = None,
         transports: str | None = None,
+        engine: TransferEngine | None = None,
         huge_pages: bool = False,
         checksums: bool = True,
         timeout: float = 5.0,
@@ -211,6 +212,78 @@ class Store:
     def status(self) -> dict[str, Any]: ...
     def segments(self) -> list[dict[str, Any]]: ...
     def stats(self) -> dict[str, Any]: ...
+
+class Transfer:
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> int | None: ...
+    def cancel(self) -> None: ...
+
+class TransferEngine:
+    def __init__(
+        self,
+        listen: str | None = None,
+        *,
+        advertise: str | None = None,
+        token: str | None = None,
+        insecure: bool = False,
+        transports: str | None = None,
+    ) -> None: ...
+    @property
+    def address(self) -> str: ...
+    def register(
+        self, address: SupportsIndex, size: SupportsIndex, *, access: Literal["rw", "r", "w", ""] = "rw"
+    ) -> None: ...
+    def unregister(self, address: SupportsIndex) -> None: ...
+    def write(
+        self,
+        peer: str,
+        addresses: _Ints,
+        remote_addresses: _Ints,
+        sizes: _Ints,
+        *,
+        timeout: float | None = None,
+    ) -> int: ...
+    def read(
+        self,
+        peer: str,
+        addresses: _Ints,
+        remote_addresses: _Ints,
+        sizes: _Ints,
+        *,
+        timeout: float | None = None,
+    ) -> int: ...
+    def submit_write(
+        self,
+        peer: str,
+        addresses: _Ints,
+        remote_addresses: _Ints,
+        sizes: _Ints,
+        *,
+        timeout: float | None = None,
+    ) -> Transfer: ...
+    def submit_read(
+        self,
+        peer: str,
+        addresses: _Ints,
+        remote_addresses: _Ints,
+        sizes: _Ints,
+        *,
+        timeout: float | None = None,
+    ) -> Transfer: ...
+    def probe(self, peer: str) -> None: ...
+    def notify(self, peer: str, name: str, message: bytes) -> None: ...
+    def notifications(self) -> list[tuple[str, bytes]]: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self, timeout: float = 5.0) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        class_: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> bool: ...
 
 class Cluster:
     @property

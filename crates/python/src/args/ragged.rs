@@ -24,11 +24,6 @@ impl Ragged {
         self.ends.len()
     }
 
-    /// Values of all rows together.
-    pub(crate) fn total(&self) -> usize {
-        self.values.len()
-    }
-
     /// One row; empty beyond the last.
     pub(crate) fn row(&self, index: usize) -> &[u64] {
         let Some(&end) = self.ends.get(index) else {
@@ -36,10 +31,6 @@ impl Ragged {
         };
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.values[start..end]
-    }
-
-    pub(crate) fn rows(&self) -> impl ExactSizeIterator<Item = &[u64]> {
-        (0..self.len()).map(|index| self.row(index))
     }
 
     fn push_row(&mut self, row: &Bound<'_, PyAny>) -> PyResult<()> {

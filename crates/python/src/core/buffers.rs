@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use layercake_transport::{LocalSlice, Memory};
+use layercake_transport::{Access, LocalSlice, Memory, RegionDescriptor};
 use parking_lot::{RwLock, RwLockReadGuard};
 use thiserror::Error;
 
@@ -11,7 +11,14 @@ use crate::memory::{self, Unusable, Use};
 /// Registered buffers by their first address. They never overlap: the engine refuses that.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    by_start: RwLock<BTreeMap<u64, Memory>>,
+    by_start: RwLock<BTreeMap<u64, Buffer>>,
+}
+
+/// A registered buffer, and what peers may do with it.
+#[derive(Clone, Debug)]
+pub(super) struct Buffer {
+    pub(super) memory: Memory,
+    pub(super) access: Access,
 }
 
 /// Why a piece of local memory can't be used.
@@ -24,13 +31,24 @@ pub(crate) enum Unresolved {
 }
 
 impl Buffers {
-    pub(super) fn insert(&self, start: u64, memory: Memory) {
-        self.by_start.write().insert(start, memory);
+    pub(super) fn insert(&self, start: u64, buffer: Buffer) {
+        self.by_start.write().insert(start, buffer);
     }
 
     /// Takes out the buffer that begins exactly there.
-    pub(super) fn remove(&self, start: u64) -> Option<Memory> {
+    pub(super) fn remove(&self, start: u64) -> Option<Buffer> {
         self.by_start.write().remove(&start)
+    }
+
+    /// The buffers that peers may touch, by first address.
+    pub(super) fn shown(&self) -> Vec<(u64, RegionDescriptor)> {
+        let buffers = self.by_start.read();
+        let shown = buffers
+            .iter()
+            .filter(|(_, buffer)| buffer.access != Access::LocalOnly);
+        shown
+            .map(|(start, buffer)| (*start, buffer.memory.region()))
+            .collect()
     }
 
     /// For the pieces of one call: a buffer taken out meanwhile is still found, and its pieces fail.
@@ -45,7 +63,7 @@ impl Buffers {
 /// Turns addresses into slices. Neighbouring pieces mostly lie in one buffer, so the last one found is
 /// tried first.
 pub(crate) struct Resolver<'a> {
-    buffers: RwLockReadGuard<'a, BTreeMap<u64, Memory>>,
+    buffers: RwLockReadGuard<'a, BTreeMap<u64, Buffer>>,
     last: Option<(u64, Memory)>,
 }
 
@@ -70,9 +88,9 @@ impl Resolver<'_> {
         {
             return Some(slice);
         }
-        let (start, memory) = self.buffers.range(..=addr).next_back()?;
-        let slice = slice_of(*start, memory, addr, len)?;
-        self.last = Some((*start, memory.clone()));
+        let (start, buffer) = self.buffers.range(..=addr).next_back()?;
+        let slice = slice_of(*start, &buffer.memory, addr, len)?;
+        self.last = Some((*start, buffer.memory.clone()));
         Some(slice)
     }
 }

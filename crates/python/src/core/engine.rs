@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_store::StoreError;
-use layercake_transport::{Access, Engine, Error};
+use layercake_transport::{Access, Engine, Error, RegionDescriptor};
 use thiserror::Error;
 
-use super::buffers::{Buffers, Resolver};
+use super::buffers::{Buffer, Buffers, Resolver};
 use super::settings::EngineSettings;
 use crate::memory::{self, RegisterError, Unusable};
 
@@ -19,6 +19,7 @@ const DRAIN: Duration = Duration::from_secs(35);
 pub(crate) struct EngineCore {
     engine: Engine,
     buffers: Buffers,
+    settings: EngineSettings,
 }
 
 /// Why a buffer was not registered, or not unregistered.
@@ -50,11 +51,17 @@ impl EngineCore {
         Ok(Arc::new(Self {
             engine: Engine::start(settings.config())?,
             buffers: Buffers::default(),
+            settings: settings.clone(),
         }))
     }
 
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// What it was started with.
+    pub(crate) fn settings(&self) -> &EngineSettings {
+        &self.settings
     }
 
     pub(crate) fn resolver(&self) -> Resolver<'_> {
@@ -73,21 +80,24 @@ impl EngineCore {
             RegisterError::Unusable(error) => error.into(),
             RegisterError::Engine(error) => RegisterRefused::from(error),
         })?;
-        self.buffers.insert(addr, memory);
+        self.buffers.insert(addr, Buffer { memory, access });
         Ok(())
     }
 
     /// Unregisters the buffer that begins at `addr`, and waits until no transfer touches it.
     pub(crate) fn unregister(&self, addr: u64) -> Result<(), RegisterRefused> {
-        let memory = self
-            .buffers
-            .remove(addr)
-            .ok_or(RegisterRefused::Unknown { addr })?;
-        memory.unregister(DRAIN).inspect_err(|_| {
+        let buffer = self.buffers.remove(addr);
+        let buffer = buffer.ok_or(RegisterRefused::Unknown { addr })?;
+        buffer.memory.unregister(DRAIN).inspect_err(|_| {
             // It is withdrawn, and its bytes may still move: the call can be repeated.
-            self.buffers.insert(addr, memory.clone());
+            self.buffers.insert(addr, buffer.clone());
         })?;
         Ok(())
+    }
+
+    /// What peers may touch: first addresses, and how the transport names the memory.
+    pub(crate) fn exports(&self) -> Vec<(u64, RegionDescriptor)> {
+        self.buffers.shown()
     }
 
     pub(crate) fn shutdown(&self, deadline: Duration) {

@@ -82,17 +82,31 @@ impl EngineSettings {
         Ok(self)
     }
 
-    /// Listens on `host` or `host:port`, and tells others `advertise` if that is given.
-    pub(crate) fn listen_on(
-        &mut self,
-        listen: &str,
+    /// Listening on `host` or `host:port`, by default on loopback, and telling others `advertise` if that is
+    /// given.
+    pub(crate) fn listening_on(
+        mut self,
+        listen: Option<&str>,
         advertise: Option<&str>,
-    ) -> Result<(), StoreError> {
-        self.listen = address("listen", listen)?;
+    ) -> Result<Self, StoreError> {
+        if let Some(listen) = listen {
+            self.listen = address("listen", listen)?;
+        }
         self.advertise = advertise
             .map(|text| address("advertise", text))
             .transpose()?;
-        Ok(())
+        Ok(self)
+    }
+
+    /// These, for a member that shares the engine; settings that were given besides are contradictions.
+    pub(crate) fn sharing(&self, given: &[(&'static str, bool)]) -> Result<Self, StoreError> {
+        match given.iter().find(|(_, given)| *given) {
+            Some((setting, _)) => Err(StoreError::InvalidConfig {
+                setting,
+                detail: "the engine that is shared decides on it: set it there".to_owned(),
+            }),
+            None => Ok(self.clone()),
+        }
     }
 
     pub(super) fn config(&self) -> EngineConfig {
@@ -137,7 +151,7 @@ impl StoreSettings {
             huge_pages: false,
             checksums: true,
             timeouts: Timeouts::default(),
-            ready_within: Duration::from_secs(60),
+            ready_within: Duration::from_mins(1),
             engine,
         }
     }

@@ -23,6 +23,9 @@ use crate::memory::Use;
 /// One object to put, or the code that its entry is answered with.
 pub(crate) type PutItem = Result<PutRequest, i64>;
 
+/// A request, and the position of its answer.
+type Placed = (usize, PutRequest);
+
 /// Ranges of one object to read, or the code that its entry is answered with.
 pub(crate) type ReadItem = Result<Vec<Range>, i64>;
 
@@ -60,7 +63,7 @@ impl StoreCore {
             return vec![INVALID; items.len()];
         }
         let mut answers = vec![INVALID; items.len()];
-        let mut left: Vec<(usize, PutRequest)> = Vec::with_capacity(items.len());
+        let mut left: Vec<Placed> = Vec::with_capacity(items.len());
         for (index, item) in items.into_iter().enumerate() {
             match item {
                 Ok(request) => left.push((index, request)),
@@ -209,9 +212,7 @@ fn put_code(outcome: Result<PutOutcome, StoreError>) -> i64 {
 }
 
 /// The first request of each key, and the others.
-fn first_of_each_key(
-    requests: Vec<(usize, PutRequest)>,
-) -> (Vec<(usize, PutRequest)>, Vec<(usize, PutRequest)>) {
+fn first_of_each_key(requests: Vec<Placed>) -> (Vec<Placed>, Vec<Placed>) {
     let mut seen: HashSet<ObjectKey> = HashSet::with_capacity(requests.len());
     requests
         .into_iter()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::ObjectState;
 use layercake_store::{ClientStats, StoreError};
-use layercake_transport::{Access, Direction};
+use layercake_transport::Access;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -21,12 +21,18 @@ macro_rules! dict {
     }};
 }
 
-pub(super) fn register(py: Python<'_>, engine: &EngineCore, addr: u64, len: u64) -> PyResult<()> {
-    let registered = py.detach(|| engine.register(addr, len, Access::LocalOnly));
+pub(crate) fn register(
+    py: Python<'_>,
+    engine: &EngineCore,
+    addr: u64,
+    len: u64,
+    access: Access,
+) -> PyResult<()> {
+    let registered = py.detach(|| engine.register(addr, len, access));
     registered.map_err(|error| Kind::InvalidArgument.err(error.to_string()))
 }
 
-pub(super) fn unregister(py: Python<'_>, engine: &EngineCore, addr: u64) -> PyResult<()> {
+pub(crate) fn unregister(py: Python<'_>, engine: &EngineCore, addr: u64) -> PyResult<()> {
     let done = py.detach(|| engine.unregister(addr));
     done.map_err(|error| Kind::InvalidArgument.err(error.to_string()))
 }
@@ -145,6 +151,21 @@ pub(super) fn segments<'py>(
     Ok(list)
 }
 
+/// Bytes moved, by transport and direction.
+pub(crate) fn transports<'py>(
+    py: Python<'py>,
+    engine: &EngineCore,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for operation in engine.engine().stats().operations {
+        if operation.bytes > 0 {
+            let name = format!("{} {}", operation.transport, operation.direction.name());
+            dict.set_item(name, operation.bytes)?;
+        }
+    }
+    Ok(dict)
+}
+
 pub(super) fn stats<'py>(py: Python<'py>, core: &Arc<StoreCore>) -> PyResult<Bound<'py, PyDict>> {
     let ClientStats {
         hits,
@@ -167,19 +188,7 @@ pub(super) fn stats<'py>(py: Python<'py>, core: &Arc<StoreCore>) -> PyResult<Bou
         suspect_segments,
         ..
     } = core.client().stats();
-    let transports = PyDict::new(py);
-    for operation in core.engine().engine().stats().operations {
-        if operation.bytes > 0 {
-            let direction = match operation.direction {
-                Direction::Read => "read",
-                Direction::Write => "write",
-            };
-            transports.set_item(
-                format!("{} {direction}", operation.transport),
-                operation.bytes,
-            )?;
-        }
-    }
+    let transports = transports(py, core.engine())?;
     Ok(dict!(py,
         "hits": hits,
         "misses": misses,

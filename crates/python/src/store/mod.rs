@@ -2,7 +2,7 @@
 //! beside this one: `objects` (whole objects), `ranges` (sessions, many at a time), `info` (what the
 //! cluster tells).
 
-mod info;
+pub(crate) mod info;
 mod objects;
 mod ranges;
 
@@ -13,15 +13,17 @@ use std::time::{Duration, Instant};
 use layercake_protocol::key::Tenant;
 use layercake_store::StoreError;
 use layercake_store::link::Timeouts;
+use layercake_transport::Access;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::args::{Bytes, BytesMut, Int, Ints, Key, Keys, Ragged, Seconds, Size};
 use crate::config::{PyReplicateConfig, or_default};
-use crate::core::{EngineSettings, Health, StoreCore, StoreSettings, Trust};
+use crate::core::{EngineCore, EngineSettings, Health, StoreCore, StoreSettings, Trust};
 use crate::errors::{self, Kind};
 use crate::runtime::{self, Owned};
 use crate::session::{PyGetSession, PyPutSession};
+use crate::transfer::PyTransferEngine;
 
 /// How long closing waits for what is in flight, unless the caller says otherwise.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -42,10 +44,13 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 ///     tenant: Namespace of all keys.
 ///     token: The secret that all members share; ``None``: the environment's ``LAYERCAKE_TOKEN``.
 ///     insecure: Accept connections to other hosts without a token.
-///     listen: Address to listen on for other members' transfers, ``host`` or ``host:port``.
+///     listen: Address to listen on for other members' transfers, ``host`` or ``host:port``; ``None``:
+///         loopback.
 ///     advertise: ``host:port`` that others are told, if that differs.
 ///     transports: Which to use, such as ``"shm,tcp"``; ``None``: the environment's
 ///         ``LAYERCAKE_TRANSPORTS``, else all.
+///     engine: Move bytes with this engine, whose registered buffers are then known here too. It then
+///         decides on token, listening and transports.
 ///     huge_pages: Ask for huge pages for the lent memory.
 ///     checksums: Keep a checksum of all that is written, and compare it when reading.
 ///     timeout: Seconds that one message to the master may take.
@@ -63,8 +68,12 @@ pub(crate) struct PyStore {
 
 impl PyStore {
     /// Joins with these settings.
-    pub(crate) fn open(py: Python<'_>, settings: StoreSettings) -> PyResult<Self> {
-        let core = runtime::run(py, StoreCore::open(settings, None))?;
+    pub(crate) fn open(
+        py: Python<'_>,
+        settings: StoreSettings,
+        shared: Option<Arc<EngineCore>>,
+    ) -> PyResult<Self> {
+        let core = runtime::run(py, StoreCore::open(settings, shared))?;
         let core = core.map_err(|error| errors::raise(&error))?;
         runtime::close_later(py, &core);
         Ok(Self {
@@ -99,7 +108,7 @@ impl Drop for PyStore {
 impl PyStore {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
-    #[pyo3(signature = (master = None, *, name = None, capacity = Size(0), tenant = "default", token = None, insecure = false, listen = "127.0.0.1", advertise = None, transports = None, huge_pages = false, checksums = true, timeout = Seconds(Duration::from_secs(5)), ready_timeout = Seconds(Duration::from_secs(60))))]
+    #[pyo3(signature = (master = None, *, name = None, capacity = Size(0), tenant = "default", token = None, insecure = false, listen = None, advertise = None, transports = None, engine = None, huge_pages = false, checksums = true, timeout = Seconds(Duration::from_secs(5)), ready_timeout = Seconds(Duration::from_mins(1))))]
     fn new(
         py: Python<'_>,
         master: Option<String>,
@@ -108,18 +117,29 @@ impl PyStore {
         tenant: &str,
         token: Option<&str>,
         insecure: bool,
-        listen: &str,
+        listen: Option<&str>,
         advertise: Option<&str>,
         transports: Option<&str>,
+        engine: Option<&PyTransferEngine>,
         huge_pages: bool,
         checksums: bool,
         timeout: Seconds,
         ready_timeout: Seconds,
     ) -> PyResult<Self> {
+        let shared = engine.map(PyTransferEngine::engine).transpose()?;
         let settings = || -> Result<StoreSettings, StoreError> {
-            let mut engine =
-                EngineSettings::local(Trust::new(token, insecure)?).with_transports(transports)?;
-            engine.listen_on(listen, advertise)?;
+            let engine = match &shared {
+                Some(engine) => engine.settings().sharing(&[
+                    ("token", token.is_some()),
+                    ("insecure", insecure),
+                    ("listen", listen.is_some()),
+                    ("advertise", advertise.is_some()),
+                    ("transports", transports.is_some()),
+                ])?,
+                None => EngineSettings::local(Trust::new(token, insecure)?)
+                    .with_transports(transports)?
+                    .listening_on(listen, advertise)?,
+            };
             let default =
                 StoreSettings::client(StoreSettings::master_or_environment(master)?, engine);
             Ok(StoreSettings {
@@ -139,7 +159,8 @@ impl PyStore {
                 ..default
             })
         };
-        Self::open(py, settings().map_err(|error| errors::raise(&error))?)
+        let settings = settings().map_err(|error| errors::raise(&error))?;
+        Self::open(py, settings, shared)
     }
 
     /// The member's name, which ``preferred_segments`` refers to.
@@ -578,7 +599,13 @@ impl PyStore {
     /// Raises:
     ///     InvalidArgument: Not memory of this process, memory of a device, or registered already.
     fn register_buffer(&self, py: Python<'_>, address: Int, size: Int) -> PyResult<()> {
-        info::register(py, self.core()?.engine(), address.0, size.0)
+        info::register(
+            py,
+            self.core()?.engine(),
+            address.0,
+            size.0,
+            Access::LocalOnly,
+        )
     }
 
     /// Unregisters the memory that begins at ``address``, and waits until no transfer touches it.

@@ -60,16 +60,16 @@ fn bad_key(error: &KeyError) -> Failure {
     Kind::InvalidArgument.failure(error.to_string())
 }
 
-fn boolean(py: Python<'_>, value: bool) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyBool::new(py, value).to_owned().into_any())
+fn boolean(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
+    PyBool::new(py, value).to_owned().into_any()
 }
 
-pub(super) fn none(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(py.None().into_bound(py))
+pub(super) fn none(py: Python<'_>) -> Bound<'_, PyAny> {
+    py.None().into_bound(py)
 }
 
-pub(super) fn number(py: Python<'_>, value: u64) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyInt::new(py, value).into_any())
+pub(super) fn number(py: Python<'_>, value: u64) -> Bound<'_, PyAny> {
+    PyInt::new(py, value).into_any()
 }
 
 /// A request of these bytes, which must outlive the call.
@@ -116,7 +116,7 @@ pub(super) fn put_many<'py>(
     let done = py.detach(|| core.block(core.client().put(requests, config)));
     drop(items);
     list(py, fill(answers, done), |outcome| {
-        boolean(py, outcome == PutOutcome::Stored)
+        Ok(boolean(py, outcome == PutOutcome::Stored))
     })
 }
 
@@ -247,7 +247,7 @@ pub(super) fn get_into_many<'py>(
         core.block(client.end_gets(sessions.into_iter().flatten().collect()));
         fill(answers, done)
     });
-    list(py, answers, |done| number(py, done.bytes))
+    list(py, answers, |done| Ok(number(py, done.bytes)))
 }
 
 pub(super) fn exists_many<'py>(
@@ -264,7 +264,7 @@ pub(super) fn exists_many<'py>(
             core.block(client.exists(keys.good(), NOW))
         }
     });
-    key_list(py, keys, found, |found| boolean(py, found))
+    key_list(py, keys, found, |found| Ok(boolean(py, found)))
 }
 
 pub(super) fn longest_prefix(
@@ -287,7 +287,7 @@ pub(super) fn remove_many<'py>(
     force: bool,
 ) -> PyResult<Bound<'py, PyList>> {
     let done = py.detach(|| core.block(core.client().remove(keys.good(), force)));
-    key_list(py, keys, done, |()| none(py))
+    key_list(py, keys, done, |()| Ok(none(py)))
 }
 
 pub(super) fn wait_complete<'py>(
@@ -297,5 +297,5 @@ pub(super) fn wait_complete<'py>(
     timeout: Duration,
 ) -> PyResult<Bound<'py, PyList>> {
     let done = py.detach(|| core.block(core.client().wait_complete(keys.good(), timeout)));
-    key_list(py, keys, done, |()| none(py))
+    key_list(py, keys, done, |()| Ok(none(py)))
 }

@@ -210,7 +210,7 @@ pub(super) fn write<'py>(
         };
         fill(answers, core.block(writing))
     });
-    list(py, answers, |bytes| number(py, bytes))
+    list(py, answers, |bytes| Ok(number(py, bytes)))
 }
 
 pub(super) fn read<'py>(
@@ -245,7 +245,7 @@ pub(super) fn read<'py>(
         };
         fill(answers, core.block(reading))
     });
-    list(py, answers, |done| number(py, done.bytes))
+    list(py, answers, |done| Ok(number(py, done.bytes)))
 }
 
 pub(super) fn finish<'py>(
@@ -280,7 +280,7 @@ pub(super) fn finish<'py>(
             });
         answers.collect()
     });
-    list(py, answers, |()| none(py))
+    list(py, answers, |()| Ok(none(py)))
 }
 
 pub(super) fn end_gets(
