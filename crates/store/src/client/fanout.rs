@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use layercake_protocol::endpoint::Endpoint;
 use layercake_transport::{
-    Batch, Direction, Engine, LocalSlice, Piece, PieceDone, PieceError, RemoteSlice, Transfer,
+    Batch, Direction, Engine, LocalSlice, Outcome, Piece, PieceDone, PieceError, RemoteSlice,
+    Transfer,
 };
 
 use super::places::Target;
@@ -96,14 +97,37 @@ impl<T> Default for Flight<T> {
 }
 
 impl<T> Flight<T> {
-    /// Waits for all pieces and reports each exactly once. The transfers' deadlines bound the wait.
-    pub(crate) async fn land(&mut self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
-        while let Some((transfer, _)) = self.parts.last_mut() {
-            let outcome = transfer.await;
-            let tags = self.parts.pop().map(|(_, tags)| tags).unwrap_or_default();
-            for (tag, result) in tags.into_iter().zip(outcome.pieces) {
-                each(tag, result);
+    /// Waits for all pieces and reports each. The transfers' deadlines bound the wait.
+    pub(crate) async fn land(mut self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
+        for (transfer, tags) in self.parts.drain(..) {
+            report(tags, transfer.await, &mut each);
+        }
+    }
+
+    /// Handles on the transfers, to be waited for.
+    pub(crate) fn transfers(&self) -> Vec<Transfer> {
+        self.parts
+            .iter()
+            .map(|(transfer, _)| transfer.clone())
+            .collect()
+    }
+
+    /// Reports each piece. The caller has waited for all transfers; one that is not done reports nothing.
+    pub(crate) fn collect(self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
+        for (transfer, tags) in self.parts {
+            if let Some(outcome) = transfer.poll() {
+                report(tags, outcome, &mut each);
             }
         }
+    }
+}
+
+fn report<T>(
+    tags: Vec<T>,
+    outcome: Outcome,
+    each: &mut impl FnMut(T, Result<PieceDone, PieceError>),
+) {
+    for (tag, result) in tags.into_iter().zip(outcome.pieces) {
+        each(tag, result);
     }
 }

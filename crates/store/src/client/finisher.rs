@@ -21,7 +21,7 @@ use crate::session::put_state::Phase;
 use crate::session::{Intent, PutShared};
 
 /// How long a session waits for the master.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
+const GIVE_UP_AFTER: Duration = Duration::from_mins(10);
 
 /// Pause before the master is asked again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -116,10 +116,10 @@ impl Finisher {
 pub(super) fn phase_after(intent: Intent, result: &Result<(), Refusal>) -> Option<Phase> {
     match (result, intent) {
         (Ok(()), Intent::End) => Some(Phase::Committed),
-        (Ok(()), Intent::Revoke) => Some(Phase::Revoked),
         (Err(Refusal::Superseded), _) => Some(Phase::Superseded),
         (Err(Refusal::ShuttingDown | Refusal::WrongTerm), _) => None,
-        (Err(_), _) => Some(Phase::Revoked),
+        // Given back, or unknown to the master by now.
+        (Ok(()) | Err(_), _) => Some(Phase::Revoked),
     }
 }
 

@@ -1,29 +1,28 @@
 //! Starting and ending get sessions.
 //!
 //! A start is one call to the master, which leases the objects, and then one batch per peer that reads
-//! the headers. A header that does not fit what the master promised, or the caller expects, refuses
+//! the headers (`records`). A header that does not fit what the master promised, or the caller expects, refuses
 //! its key before a byte of the object moves; a replica whose header can't be had is passed over for
 //! the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use bytes::Bytes;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
-use layercake_protocol::header::{Expected, ObjectHeader};
+use layercake_protocol::header::Expected;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{GetStarted, Recency};
-use layercake_transport::{Direction, PieceError};
 
 use super::StoreClient;
 use super::core::{Core, now};
-use super::fanout::Fanout;
-use super::headers::check_header;
 use super::leases::Leases;
 use super::places::{Place, Targets};
+use super::records::{Record, read_records};
 use crate::error::StoreError;
 use crate::link::StartOptions;
-use crate::session::lease::Grant;
+use crate::session::lease::{Grant, Lease};
 use crate::session::{GetSession, GetShared, LeaseHold};
 
 /// How get sessions are started.
@@ -50,10 +49,16 @@ impl From<Recency> for GetOptions {
 /// A key on its way to a session.
 pub(super) struct Candidate {
     pub(super) size: u64,
-    pub(super) places: Vec<Place>,
-    pub(super) lease: LeaseHold,
+    places: Vec<Place>,
+    lease: LeaseHold,
     /// The replica to try.
-    pub(super) place: usize,
+    place: usize,
+}
+
+/// A session, and the payload if it came along with the header.
+pub(super) struct Opened {
+    pub(super) session: GetSession,
+    pub(super) payload: Option<Bytes>,
 }
 
 impl StoreClient {
@@ -67,11 +72,24 @@ impl StoreClient {
         keys: &[ObjectKey],
         options: impl Into<GetOptions>,
     ) -> Vec<Result<GetSession, StoreError>> {
-        let options = options.into();
+        let opened = self.open(keys, options.into(), 0).await;
+        opened
+            .into_iter()
+            .map(|opened| Ok(opened?.session))
+            .collect()
+    }
+
+    /// Opens sessions, and fetches the whole payload of objects of at most `eager` bytes along with
+    /// their headers.
+    pub(super) async fn open(
+        &self,
+        keys: &[ObjectKey],
+        options: GetOptions,
+        eager: u64,
+    ) -> Vec<Result<Opened, StoreError>> {
         let (core, keys) = (Arc::clone(self.core()), keys.to_vec());
-        self.core()
-            .see_through(async move { start(&core, &keys, options).await })
-            .await
+        let work = async move { start(&core, &keys, options, eager).await };
+        self.core().see_through(work).await
     }
 
     /// Ends sessions. Leases whose last session this was are given back in one call; one that still has
@@ -89,8 +107,9 @@ async fn start(
     core: &Arc<Core>,
     keys: &[ObjectKey],
     options: GetOptions,
-) -> Vec<Result<GetSession, StoreError>> {
-    let mut answers: Vec<Option<Result<GetSession, StoreError>>> = Vec::new();
+    eager: u64,
+) -> Vec<Result<Opened, StoreError>> {
+    let mut answers: Vec<Option<Result<Opened, StoreError>>> = Vec::new();
     let mut open = Vec::with_capacity(keys.len());
     for (index, lease) in lease_keys(core, keys, options.recency, options.keep_lease)
         .await
@@ -106,11 +125,12 @@ async fn start(
         }
     }
     while !open.is_empty() {
-        let headers = read_headers(core, &open, options.fingerprint).await;
+        let candidates = open.iter().map(|(_, candidate)| candidate);
+        let records = read_records(core, candidates, options.fingerprint, eager).await;
         let round = std::mem::take(&mut open);
-        for ((index, mut candidate), header) in round.into_iter().zip(headers) {
-            match header {
-                Ok(header) => answers[index] = Some(Ok(candidate.into_session(core, header))),
+        for ((index, mut candidate), record) in round.into_iter().zip(records) {
+            match record {
+                Ok(record) => answers[index] = Some(Ok(candidate.into_session(core, record))),
                 Err(error) => {
                     let is_final = matches!(error, StoreError::FingerprintMismatch { .. });
                     if !is_final && candidate.next_place(core) {
@@ -130,7 +150,7 @@ async fn start(
 
 impl Candidate {
     /// Goes on to the next replica. `false`: there is none.
-    pub(super) fn next_place(&mut self, core: &Core) -> bool {
+    fn next_place(&mut self, core: &Core) -> bool {
         self.place += 1;
         let more = self.place < self.places.len();
         if more {
@@ -139,9 +159,10 @@ impl Candidate {
         more
     }
 
-    pub(super) fn into_session(self, core: &Core, header: ObjectHeader) -> GetSession {
+    fn into_session(self, core: &Core, record: Record) -> Opened {
         core.counters.gets_started.one();
-        GetSession::new(GetShared {
+        let Record { header, payload } = record;
+        let session = GetSession::new(GetShared {
             size: self.size,
             fingerprint: header.fingerprint,
             layout_id: header.layout_id,
@@ -149,7 +170,12 @@ impl Candidate {
             rows: header.rows,
             preferred: AtomicUsize::new(self.place),
             lease: self.lease,
-        })
+        });
+        Opened { session, payload }
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        self.lease.lease()
     }
 
     pub(super) fn here(&self) -> &Place {
@@ -174,7 +200,7 @@ impl Candidate {
 }
 
 /// Asks the master for the objects and their leases.
-pub(super) async fn lease_keys(
+async fn lease_keys(
     core: &Arc<Core>,
     keys: &[ObjectKey],
     recency: Recency,
@@ -209,18 +235,18 @@ pub(super) async fn lease_keys(
             lease.lease().keep();
         }
         if result.is_ok() {
-            core.counters.hits.one()
+            core.counters.hits.one();
         } else {
-            core.counters.misses.one()
+            core.counters.misses.one();
         }
-        candidate(&targets, result?, lease)
+        candidate(&targets, &result?, lease)
     });
     candidates.collect()
 }
 
 fn candidate(
     targets: &Targets,
-    found: GetStarted,
+    found: &GetStarted,
     lease: Option<LeaseHold>,
 ) -> Result<Candidate, StoreError> {
     let lease = lease.ok_or(StoreError::UnknownSession)?;
@@ -234,72 +260,4 @@ fn candidate(
         lease,
         place: 0,
     })
-}
-
-/// Reads and checks the headers of all candidates, each at its replica.
-async fn read_headers(
-    core: &Core,
-    candidates: &[(usize, Candidate)],
-    fingerprint: Option<Fingerprint>,
-) -> Vec<Result<ObjectHeader, StoreError>> {
-    let here = candidates.iter().map(|(_, candidate)| candidate.here());
-    let total = here
-        .clone()
-        .map(|place| u64::from(place.replica.header_len))
-        .sum();
-    let scratch = match core.scratch.take(total) {
-        Ok(scratch) => scratch,
-        Err(error) => return candidates.iter().map(|_| Err(error.clone())).collect(),
-    };
-    let mut fanout = Fanout::new(Direction::Read, false);
-    let mut at = 0;
-    let mut offsets = Vec::with_capacity(candidates.len());
-    for (index, place) in here.enumerate() {
-        let remote = place.header();
-        offsets.push(at);
-        match scratch.slice(at, remote.len) {
-            Ok(local) => fanout.push(&place.target, local, remote, index),
-            Err(error) => return candidates.iter().map(|_| Err(error.clone())).collect(),
-        }
-        at += remote.len;
-    }
-    let mut arrived = vec![Ok(()); candidates.len()];
-    let mut flight = fanout.submit(&core.engine);
-    flight
-        .land(|index, result| arrived[index] = result.map(|_| ()))
-        .await;
-    let mut bytes = Vec::new();
-    let headers =
-        candidates
-            .iter()
-            .zip(arrived)
-            .zip(offsets)
-            .map(|(((_, candidate), arrived), at)| {
-                let place = candidate.here();
-                arrived.map_err(|error| header_lost(core, place, error))?;
-                core.suspects.clear(place.target.segment);
-                bytes.resize(place.replica.header_len as usize, 0);
-                scratch.copy_out(at, &mut bytes)?;
-                let checked = check_header(place, &bytes, &candidate.expected(core, fingerprint));
-                if let Err(StoreError::HeaderMismatch { .. }) = checked {
-                    core.counters.mismatches.one();
-                }
-                checked
-            });
-    let headers = headers.collect();
-    scratch.recycle();
-    headers
-}
-
-pub(super) fn header_lost(core: &Core, place: &Place, error: PieceError) -> StoreError {
-    if error == PieceError::Refused(layercake_transport::Refusal::StaleGeneration) {
-        // The place was reused: the object is gone, and with it the lease.
-        return Refusal::LeaseExpired.into();
-    }
-    core.suspects.failed(&place.target, error);
-    StoreError::Transfer {
-        offset: 0,
-        len: 0,
-        source: error,
-    }
 }

@@ -1,4 +1,4 @@
-//! Writing and reading the headers in front of objects.
+//! Writing the headers in front of objects, and checking those that were read.
 
 use std::sync::Arc;
 
@@ -38,8 +38,10 @@ pub(super) async fn write_headers(
         .enumerate()
         .map(|(index, put)| push_header(core, &scratch, &mut at, (index, put), &mut fanout))
         .collect();
-    puts.iter().for_each(|put| put.hold());
-    let mut flight = fanout.submit(&core.engine);
+    for put in puts {
+        put.hold();
+    }
+    let flight = fanout.submit(&core.engine);
     flight
         .land(|(index, place), result| {
             if let Err(error) = result {
@@ -47,7 +49,9 @@ pub(super) async fn write_headers(
             }
         })
         .await;
-    puts.iter().for_each(|put| put.release());
+    for put in puts {
+        put.release();
+    }
     scratch.recycle();
     results
 }

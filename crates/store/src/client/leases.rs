@@ -70,7 +70,9 @@ impl Leases {
         let leases = &core.leases;
         {
             let mut inner = leases.inner.lock();
-            keys.iter().for_each(|key| inner.table.begin_start(key));
+            for key in keys {
+                inner.table.begin_start(key);
+            }
         }
         loop {
             let gave = leases.gave.notified();

@@ -7,10 +7,10 @@
 //! | module | what it does |
 //! |---|---|
 //! | `lookup` | existence, prefixes, waiting, removal |
-//! | `objects` | whole objects, made of sessions |
+//! | `put`, `get` | whole objects, made of sessions |
 //! | `put_start`, `write`, `put_end` | put sessions |
 //! | `get_start`, `read` | get sessions |
-//! | `headers`, `refresh` | the record in front of each object |
+//! | `headers`, `records`, `refresh` | the record in front of each object |
 //! | `fanout`, `places`, `scratch` | one batch per peer out of many ranges |
 //! | `leases`, `finisher`, `events`, `suspects` | what goes on in the background |
 //!
@@ -22,15 +22,17 @@ mod core;
 mod events;
 mod fanout;
 mod finisher;
+mod get;
 mod get_start;
 mod headers;
 mod leases;
 mod lookup;
-mod objects;
 mod places;
+mod put;
 mod put_end;
 mod put_start;
 mod read;
+mod records;
 mod refresh;
 mod scratch;
 mod stats;
@@ -39,13 +41,15 @@ mod write;
 
 pub(crate) use self::core::Core;
 use self::core::now;
+pub use self::get::GetRequest;
 pub use self::get_start::GetOptions;
 pub use self::lookup::PrefixHit;
-pub use self::objects::{GetRequest, PutOutcome, PutRequest};
 pub(crate) use self::places::Place;
+pub use self::put::{PutOutcome, PutRequest};
 pub use self::put_end::EndError;
 pub use self::read::{RangeRead, ReadDone};
 pub use self::stats::ClientStats;
+pub(crate) use self::write::Round;
 pub use self::write::{Range, RangeWrite};
 
 use std::fmt;
@@ -80,8 +84,8 @@ impl Default for ClientConfig {
         Self {
             tenant: Tenant::default(),
             checksums: true,
-            session_idle: Duration::from_secs(60),
-            drain: Duration::from_secs(60),
+            session_idle: Duration::from_mins(1),
+            drain: Duration::from_mins(1),
         }
     }
 }

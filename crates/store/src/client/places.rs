@@ -48,14 +48,6 @@ impl Place {
         self.slice(self.replica.offset, u64::from(self.replica.header_len))
     }
 
-    /// The header and the whole payload of `size` bytes behind it.
-    pub(crate) fn whole(&self, size: u64) -> RemoteSlice {
-        self.slice(
-            self.replica.offset,
-            u64::from(self.replica.header_len) + size,
-        )
-    }
-
     fn slice(&self, offset: u64, len: u64) -> RemoteSlice {
         RemoteSlice {
             generation: Some(self.replica.generation),

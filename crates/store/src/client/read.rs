@@ -171,7 +171,7 @@ impl ReadCall {
             flight,
             ..
         } = self;
-        flight
+        std::mem::take(flight)
             .land(|tag, result| {
                 if let Some(entry) = entries.get_mut(tag.entry as usize) {
                     entry.landed(core, tag.piece as usize, result);

@@ -69,7 +69,7 @@ async fn read_wave(
         fanout.push(&place.target, local, place.payload(*piece), index);
     }
     let mut results = vec![Ok(None); wave.len()];
-    let mut flight = fanout.submit(&core.engine);
+    let flight = fanout.submit(&core.engine);
     flight
         .land(|index, result| results[index] = result.map(|done| done.crc32c))
         .await;

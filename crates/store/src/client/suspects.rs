@@ -20,7 +20,7 @@ use super::fanout::Fanout;
 use super::places::Target;
 
 /// How long a segment stays on the list without an answer.
-pub(super) const FORGET_AFTER: Duration = Duration::from_secs(600);
+pub(super) const FORGET_AFTER: Duration = Duration::from_mins(10);
 
 /// The list.
 #[derive(Debug, Default)]
@@ -152,7 +152,7 @@ async fn probe(core: &Core) {
             fanout.push(target, local, target.untagged(0, 1), target.segment);
         }
     }
-    let mut flight = fanout.submit(&core.engine);
+    let flight = fanout.submit(&core.engine);
     flight
         .land(|segment, result| {
             if result.is_ok() {

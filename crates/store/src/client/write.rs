@@ -5,13 +5,20 @@
 //! earlier call) wait for them, while the rest of the call goes on. Every replica gets every byte: a
 //! range is written when all replicas have it, with the same checksum.
 //!
+//! What was handed over together is a [`Round`]. Its results are noted in its sessions by whoever asks
+//! first: the call's own future, or an end or an overlapping call that has to wait for it. So nobody
+//! waits for a future that is not polled, but for one thing: ranges that had to wait begin only when
+//! their own future is polled.
+//!
 //! Dropping the future stops nothing: the call is seen through in the background. The local memory
-//! belongs to the transfers until they are done.
+//! belongs to the transfers until they are done. Lock order: a round before its sessions.
 
 use std::sync::Arc;
+use std::{fmt, mem, ops};
 
 use layercake_protocol::error::Refusal;
-use layercake_transport::{Direction, LocalSlice, PieceDone, PieceError};
+use layercake_transport::{Direction, LocalSlice, PieceDone, PieceError, Transfer};
+use parking_lot::Mutex;
 
 use super::StoreClient;
 use super::core::Core;
@@ -51,12 +58,28 @@ impl StoreClient {
         &self,
         writes: Vec<RangeWrite<'_>>,
     ) -> impl Future<Output = Vec<Result<u64, StoreError>>> + Send + 'static {
-        let mut call = WriteCall::new(Arc::clone(self.core()), writes.len());
-        for write in writes {
-            call.admit(write);
+        let core = self.core();
+        let mut answers = Vec::with_capacity(writes.len());
+        let mut entries = Vec::with_capacity(writes.len());
+        let mut cuts = Vec::with_capacity(writes.len());
+        for (index, write) in writes.into_iter().enumerate() {
+            answers.push(match Entry::admit(index, write, &mut cuts) {
+                Ok(entry) => {
+                    entries.push(entry);
+                    None
+                }
+                Err(error) => Some(Err(error)),
+            });
         }
+        let mut call = WriteCall {
+            core: Arc::clone(core),
+            answers,
+            waiting: entries,
+            cuts: cuts.into(),
+            round: None,
+        };
         call.submit_ready();
-        self.core().see_through(call.run())
+        core.see_through(call.run())
     }
 }
 
@@ -65,28 +88,25 @@ struct WriteCall {
     core: Arc<Core>,
     /// One for each entry of the call.
     answers: Vec<Option<Result<u64, StoreError>>>,
-    /// The entries that were admitted and have not ended.
-    entries: Vec<Entry>,
-    flight: Flight<Tag>,
+    /// Entries that were admitted and not submitted.
+    waiting: Vec<Entry>,
+    /// Of all entries.
+    cuts: Arc<[Cut]>,
+    round: Option<Arc<Round>>,
 }
 
+/// What one call means for one session.
 struct Entry {
     index: usize,
     put: Arc<PutShared>,
     call: CallId,
-    stage: Stage,
-    cuts: Vec<Cut>,
+    /// Nothing that it overlaps is under way.
+    ready: bool,
+    /// Where its cuts are among those of the call.
+    cuts: ops::Range<usize>,
     ranges: Vec<Range>,
-    slots: Vec<Slot>,
     /// The first piece that failed.
     failed: Option<StoreError>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Waiting,
-    Ready,
-    Flying,
 }
 
 /// How one cut fares, over all replicas.
@@ -97,7 +117,7 @@ enum Slot {
     Failed,
 }
 
-/// Which piece: positions in `entries`, in the entry's cuts and in its places.
+/// Which piece: positions in the round's entries, in the call's cuts and in the entry's places.
 #[derive(Clone, Copy, Debug)]
 struct Tag {
     entry: u32,
@@ -106,65 +126,25 @@ struct Tag {
 }
 
 impl WriteCall {
-    fn new(core: Arc<Core>, len: usize) -> Self {
-        Self {
-            core,
-            answers: Vec::with_capacity(len),
-            entries: Vec::with_capacity(len),
-            flight: Flight::default(),
-        }
-    }
-
-    fn admit(&mut self, write: RangeWrite<'_>) {
-        let index = self.answers.len();
-        let put = write.session.shared();
-        let lens = write
-            .ranges
-            .iter()
-            .map(|range| (range.offset, range.local.len()));
-        let admitted = cut_ranges(put.size, lens).and_then(|cuts| {
-            put.admit(&cuts)
-                .map(|(call, running)| (cuts, call, running))
-        });
-        match admitted {
-            Ok((cuts, call, running)) => {
-                self.answers.push(None);
-                self.entries.push(Entry {
-                    index,
-                    put: Arc::clone(put),
-                    call,
-                    stage: if running {
-                        Stage::Ready
-                    } else {
-                        Stage::Waiting
-                    },
-                    slots: vec![Slot::Open; cuts.len()],
-                    cuts,
-                    ranges: write.ranges,
-                    failed: None,
-                });
-            }
-            Err(error) => self.answers.push(Some(Err(error))),
-        }
-    }
-
-    /// Submits the entries that may run.
+    /// Submits the entries that may run, as one round.
     fn submit_ready(&mut self) {
-        let mut fanout = Fanout::new(Direction::Write, self.core.config.checksums);
-        for (at, entry) in self.entries.iter_mut().enumerate() {
-            if entry.stage == Stage::Ready {
-                entry.stage = Stage::Flying;
-                entry.push_pieces(index_of(at), &mut fanout);
-            }
+        let waiting = mem::take(&mut self.waiting);
+        let (ready, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|e| e.ready);
+        self.waiting = waiting;
+        if !ready.is_empty() {
+            self.round = Some(Round::submit(&self.core, &self.cuts, ready));
         }
-        self.flight = fanout.submit(&self.core.engine);
     }
 
     async fn run(mut self) -> Vec<Result<u64, StoreError>> {
         loop {
-            self.land().await;
-            self.settle_landed();
-            if self.entries.is_empty() {
+            if let Some(round) = self.round.take() {
+                round.settled().await;
+                for (index, result) in round.take_results() {
+                    self.answers[index] = Some(result);
+                }
+            }
+            if self.waiting.is_empty() {
                 return self.answers();
             }
             self.await_turn().await;
@@ -172,53 +152,20 @@ impl WriteCall {
         }
     }
 
-    async fn land(&mut self) {
-        let Self {
-            core,
-            entries,
-            flight,
-            ..
-        } = self;
-        flight
-            .land(|tag, result| {
-                if let Some(entry) = entries.get_mut(tag.entry as usize) {
-                    entry.landed(core, tag, result);
-                }
-            })
-            .await;
-    }
-
-    /// Ends the entries whose pieces have all ended; those that wait remain.
-    fn settle_landed(&mut self) {
-        let Self {
-            core,
-            answers,
-            entries,
-            ..
-        } = self;
-        entries.retain_mut(|entry| {
-            if entry.stage == Stage::Flying {
-                answers[entry.index] = Some(entry.settle(core));
-            }
-            entry.stage != Stage::Flying
-        });
-    }
-
     /// Waits for the first waiting entry's turn, and looks which others have theirs.
     async fn await_turn(&mut self) {
-        let Some(first) = self.entries.first() else {
+        let Some(first) = self.waiting.first() else {
             return;
         };
         let turn = first.put.may_run(first.call).await;
         let Self {
-            answers, entries, ..
+            answers, waiting, ..
         } = self;
         let mut turn = Some(turn.map(|()| true));
-        entries.retain_mut(|entry| {
-            let turn = turn.take().unwrap_or_else(|| entry.put.is_turn(entry.call));
+        waiting.retain_mut(|entry| {
+            let turn = turn.take().unwrap_or_else(|| entry.put.try_run(entry.call));
             match turn {
-                Ok(true) => entry.stage = Stage::Ready,
-                Ok(false) => {}
+                Ok(ready) => entry.ready = ready,
                 Err(error) => answers[entry.index] = Some(Err(error)),
             }
             answers[entry.index].is_none()
@@ -233,9 +180,111 @@ impl WriteCall {
     }
 }
 
+/// Entries of one call that were submitted together.
+pub(crate) struct Round {
+    core: Arc<Core>,
+    cuts: Arc<[Cut]>,
+    transfers: Vec<Transfer>,
+    inner: Mutex<RoundState>,
+}
+
+struct RoundState {
+    /// Until it is collected.
+    flight: Option<Flight<Tag>>,
+    entries: Vec<Entry>,
+    /// Of the call's cuts.
+    slots: Vec<Slot>,
+    results: Vec<(usize, Result<u64, StoreError>)>,
+}
+
+impl Round {
+    fn submit(core: &Arc<Core>, cuts: &Arc<[Cut]>, entries: Vec<Entry>) -> Arc<Self> {
+        let mut fanout = Fanout::new(Direction::Write, core.config.checksums);
+        for (at, entry) in entries.iter().enumerate() {
+            entry.push_pieces(index_of(at), cuts, &mut fanout);
+        }
+        let flight = fanout.submit(&core.engine);
+        let puts: Vec<Arc<PutShared>> = entries.iter().map(|e| Arc::clone(&e.put)).collect();
+        let round = Arc::new(Self {
+            core: Arc::clone(core),
+            cuts: Arc::clone(cuts),
+            transfers: flight.transfers(),
+            inner: Mutex::new(RoundState {
+                flight: Some(flight),
+                results: Vec::with_capacity(entries.len()),
+                entries,
+                slots: vec![Slot::Open; cuts.len()],
+            }),
+        });
+        for put in puts {
+            put.flying(&round);
+        }
+        round
+    }
+
+    /// Waits until every piece has ended, and has its sessions know.
+    pub(crate) async fn settled(&self) {
+        for transfer in &self.transfers {
+            transfer.clone().await;
+        }
+        self.collect();
+    }
+
+    fn collect(&self) {
+        let mut inner = self.inner.lock();
+        let RoundState {
+            flight,
+            entries,
+            slots,
+            results,
+        } = &mut *inner;
+        let Some(flight) = flight.take() else {
+            return;
+        };
+        flight.collect(|tag, result| {
+            let entry = &mut entries[tag.entry as usize];
+            entry.landed(&self.core, &self.cuts, slots, tag, result);
+        });
+        for mut entry in entries.drain(..) {
+            results.push((entry.index, entry.settle(self, slots)));
+        }
+    }
+
+    fn take_results(&self) -> Vec<(usize, Result<u64, StoreError>)> {
+        mem::take(&mut self.inner.lock().results)
+    }
+}
+
+impl fmt::Debug for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Round")
+            .field("transfers", &self.transfers)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Entry {
-    fn push_pieces(&self, entry: u32, fanout: &mut Fanout<Tag>) {
-        for (cut_at, cut) in self.cuts.iter().enumerate() {
+    fn admit(index: usize, write: RangeWrite<'_>, cuts: &mut Vec<Cut>) -> Result<Self, StoreError> {
+        let put = write.session.shared();
+        let first = cuts.len();
+        let lens = write.ranges.iter();
+        let lens = lens.map(|range| (range.offset, range.local.len()));
+        cut_ranges(put.size, lens, cuts)?;
+        let (call, ready) = put.admit(&cuts[first..])?;
+        Ok(Self {
+            index,
+            put: Arc::clone(put),
+            call,
+            ready,
+            cuts: first..cuts.len(),
+            ranges: write.ranges,
+            failed: None,
+        })
+    }
+
+    fn push_pieces(&self, entry: u32, cuts: &[Cut], fanout: &mut Fanout<Tag>) {
+        for cut_at in self.cuts.clone() {
+            let cut = cuts[cut_at];
             let local = &self.ranges[cut.source].local;
             let local = if cut.range.len() == local.len() {
                 local.clone()
@@ -255,32 +304,35 @@ impl Entry {
         }
     }
 
-    fn landed(&mut self, core: &Core, tag: Tag, result: Result<PieceDone, PieceError>) {
-        let slot = &mut self.slots[tag.cut as usize];
-        let range = self.cuts[tag.cut as usize].range;
+    fn landed(
+        &mut self,
+        core: &Core,
+        cuts: &[Cut],
+        slots: &mut [Slot],
+        tag: Tag,
+        result: Result<PieceDone, PieceError>,
+    ) {
+        let slot = &mut slots[tag.cut as usize];
+        let range = cuts[tag.cut as usize].range;
         let target = &self.put.places[tag.place as usize].target;
-        let failure = match result {
-            Ok(done) => {
+        let failure = match (result, *slot) {
+            (Ok(done), Slot::Open) => {
                 core.suspects.clear(target.segment);
-                match *slot {
-                    Slot::Open => {
-                        *slot = Slot::Written(done.crc32c);
-                        return;
-                    }
-                    Slot::Written(crc) if crc == done.crc32c => return,
-                    Slot::Failed => return,
-                    // The local bytes changed while they were read: the replicas differ.
-                    Slot::Written(_) => StoreError::ChecksumMismatch {
-                        offset: range.start(),
-                        len: range.len(),
-                    },
-                }
+                *slot = Slot::Written(done.crc32c);
+                return;
             }
-            Err(PieceError::Refused(layercake_transport::Refusal::StaleGeneration)) => {
+            (Ok(done), Slot::Written(crc)) if crc == done.crc32c => return,
+            (Ok(_), Slot::Failed) => return,
+            // The local bytes changed while they were read: the replicas differ.
+            (Ok(_), Slot::Written(_)) => StoreError::ChecksumMismatch {
+                offset: range.start(),
+                len: range.len(),
+            },
+            (Err(PieceError::Refused(layercake_transport::Refusal::StaleGeneration)), _) => {
                 core.settled(&self.put, Phase::Superseded);
                 Refusal::Superseded.into()
             }
-            Err(error) => {
+            (Err(error), _) => {
                 core.suspects.failed(target, error);
                 StoreError::Transfer {
                     offset: range.start(),
@@ -293,27 +345,26 @@ impl Entry {
         self.failed.get_or_insert(failure);
     }
 
-    fn settle(&mut self, core: &Core) -> Result<u64, StoreError> {
-        let slots = &self.slots;
-        let abandoned = self.put.finish(self.call, |at| match slots[at] {
+    fn settle(&mut self, round: &Round, slots: &[Slot]) -> Result<u64, StoreError> {
+        let core = &round.core;
+        let slots = &slots[self.cuts.clone()];
+        let abandoned = self.put.finish(self.call, round, |at| match slots[at] {
             Slot::Written(crc) => Ok(crc),
             Slot::Open | Slot::Failed => Err(()),
         });
         if abandoned {
             core.finisher.settle_later(Arc::clone(&self.put));
         }
-        match self.failed.take() {
-            Some(error) => Err(error),
-            None => {
-                let lens = self.ranges.iter().map(|range| range.local.len());
-                let bytes = lens.fold(0, u64::saturating_add);
-                let copies = self.put.places.len() as u64;
-                core.counters
-                    .bytes_written
-                    .add(bytes.saturating_mul(copies));
-                Ok(bytes)
-            }
+        if let Some(error) = self.failed.take() {
+            return Err(error);
         }
+        let lens = self.ranges.iter().map(|range| range.local.len());
+        let bytes = lens.fold(0, u64::saturating_add);
+        let copies = self.put.places.len() as u64;
+        core.counters
+            .bytes_written
+            .add(bytes.saturating_mul(copies));
+        Ok(bytes)
     }
 }
 

@@ -32,20 +32,28 @@ pub(crate) fn check_range(size: u64, offset: u64, len: u64) -> Result<ByteRange,
     }
 }
 
-/// Checks `(offset, len)` pairs against an object of `size` bytes and cuts overlaps out of the later
-/// ones. Refuses all of them if one can't be, and an empty list.
+/// Checks `(offset, len)` pairs against an object of `size` bytes and adds them to `cuts`, with overlaps
+/// cut out of the later ones. Refuses all of them if one can't be, and an empty list; then `cuts`
+/// stays as it was.
 pub(crate) fn cut_ranges(
     size: u64,
     ranges: impl ExactSizeIterator<Item = (u64, u64)>,
-) -> Result<Vec<Cut>, StoreError> {
+    cuts: &mut Vec<Cut>,
+) -> Result<(), StoreError> {
     if ranges.len() == 0 {
         return Err(Refusal::invalid("no ranges: at least 1 is needed").into());
     }
-    let mut cuts = Vec::with_capacity(ranges.len());
+    let first = cuts.len();
     let mut ascending = true;
     let mut end = 0;
     for (source, (offset, len)) in ranges.enumerate() {
-        let range = check_range(size, offset, len)?;
+        let range = match check_range(size, offset, len) {
+            Ok(range) => range,
+            Err(error) => {
+                cuts.truncate(first);
+                return Err(error);
+            }
+        };
         ascending &= range.start() >= end;
         end = range.end();
         cuts.push(Cut {
@@ -55,9 +63,11 @@ pub(crate) fn cut_ranges(
         });
     }
     if !ascending {
-        cuts = without_overlaps(&cuts);
+        let disjoint = without_overlaps(&cuts[first..]);
+        cuts.truncate(first);
+        cuts.extend(disjoint);
     }
-    Ok(cuts)
+    Ok(())
 }
 
 fn without_overlaps(ranges: &[Cut]) -> Vec<Cut> {
@@ -84,16 +94,24 @@ mod tests {
     // contract: session-9
     #[test]
     fn ranges_that_can_not_be_are_refused_with_their_numbers() {
+        let earlier = Cut {
+            range: ByteRange::to(7),
+            source: 0,
+            within: 0,
+        };
         for (ranges, names) in [
             (vec![(0, 4), (u64::MAX, 2)], "18446744073709551615"),
             (vec![(0, 4), (8, 0)], "0 bytes at 8"),
             (vec![(60, 5)], "64 bytes"),
             (vec![], "no ranges"),
         ] {
-            let error = cut_ranges(64, ranges.clone().into_iter()).expect_err("not acceptable");
+            let mut cuts = vec![earlier];
+            let error =
+                cut_ranges(64, ranges.clone().into_iter(), &mut cuts).expect_err("not acceptable");
             assert!(error.to_string().contains(names), "{ranges:?}: {error}");
+            assert_eq!(cuts, [earlier], "nothing of it is left");
         }
-        assert!(cut_ranges(64, [(60, 4)].into_iter()).is_ok());
+        assert!(cut_ranges(64, [(60, 4)].into_iter(), &mut Vec::new()).is_ok());
     }
 
     proptest! {
@@ -102,7 +120,8 @@ mod tests {
             ranges in prop::collection::vec((0_u64..48, 1_u64..16), 1..12),
         ) {
             let size = 64;
-            let cuts = cut_ranges(size, ranges.clone().into_iter()).expect("all inside");
+            let mut cuts = Vec::new();
+            cut_ranges(size, ranges.clone().into_iter(), &mut cuts).expect("all inside");
             let mut owner = vec![None; 64];
             for (source, (offset, len)) in ranges.iter().enumerate() {
                 for byte in *offset..offset + len {

@@ -161,15 +161,14 @@ impl LeaseTable {
     /// Announces a start. The caller sends it when [`may_start`](Self::may_start) says so, and then
     /// calls [`finish_start`](Self::finish_start), once for each announcement.
     pub(crate) fn begin_start(&mut self, key: &ObjectKey) {
-        match self.keys.get_mut(key) {
-            Some(entry) => entry.starting += 1,
-            None => {
-                let entry = Entry {
-                    starting: 1,
-                    ..Entry::default()
-                };
-                self.keys.insert(key.clone(), entry);
-            }
+        if let Some(entry) = self.keys.get_mut(key) {
+            entry.starting += 1;
+        } else {
+            let entry = Entry {
+                starting: 1,
+                ..Entry::default()
+            };
+            self.keys.insert(key.clone(), entry);
         }
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 const LEASE: Duration = Duration::from_secs(10);
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_mins(1);
 
 fn key(n: u8) -> ObjectKey {
     ObjectKey::new(&format!("key {n}")).expect("short")
@@ -182,12 +182,12 @@ fn leases_in_use_are_renewed_in_time_and_idle_ones_are_left_to_run_out() {
         if now < start + IDLE {
             assert_eq!(due.len(), 1, "at {:?}", now - start);
         }
-        due.iter().for_each(|lease| {
+        for lease in &due {
             lease.renewed(Grant {
                 sent: now,
                 lease: LEASE,
-            })
-        });
+            });
+        }
     }
     assert!(table.due(start + IDLE, IDLE).is_empty());
     lease.begin_read(now).expect("renewed");

@@ -1,7 +1,7 @@
 //! The handle on a put session.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use layercake_protocol::fingerprint::Fingerprint;
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use super::cut::Cut;
 use super::put_state::{CallId, Closed, Phase, PutState};
-use crate::client::{Core, Place};
+use crate::client::{Core, Place, Round};
 use crate::error::StoreError;
 
 /// An object that is being written. Made by [`StoreClient::start_puts`](crate::StoreClient::start_puts);
@@ -61,6 +61,8 @@ pub(crate) struct PutShared {
 #[derive(Debug)]
 struct Guarded {
     put: PutState,
+    /// What moves bytes of calls. Weak: a round holds its sessions.
+    rounds: Vec<Weak<Round>>,
     intent: Intent,
     abandoned: bool,
 }
@@ -80,6 +82,7 @@ impl PutShared {
             header,
             state: Mutex::new(Guarded {
                 put: PutState::new(size, rows),
+                rounds: Vec::new(),
                 intent: Intent::Revoke,
                 abandoned: false,
             }),
@@ -97,26 +100,46 @@ impl PutShared {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.is_turn(call)? {
+            if self.try_run(call)? {
                 return Ok(());
             }
-            changed.await;
+            self.progress(changed).await;
         }
     }
 
-    /// Whether a call that had to wait may run.
-    pub(crate) fn is_turn(&self, call: CallId) -> Result<bool, StoreError> {
-        self.state.lock().put.is_running(call).map_err(closed)
+    /// Waits for something that is under way to end, or for another change.
+    async fn progress(&self, changed: impl Future<Output = ()>) {
+        let round = self.state.lock().rounds.iter().find_map(Weak::upgrade);
+        // Nobody else may be looking at the round, so this is not left to others.
+        match round {
+            Some(round) => round.settled().await,
+            None => changed.await,
+        }
+    }
+
+    /// Notes a round that moves bytes of the session.
+    pub(crate) fn flying(&self, round: &Arc<Round>) {
+        self.state.lock().rounds.push(Arc::downgrade(round));
+        self.changed.notify_waiters();
+    }
+
+    /// Lets a call that had to wait run, if it may: its transfers must follow at once then.
+    pub(crate) fn try_run(&self, call: CallId) -> Result<bool, StoreError> {
+        self.state.lock().put.try_run(call).map_err(closed)
     }
 
     /// Ends a call. `true` if that makes an abandoned session idle: its intent can be carried out.
     pub(crate) fn finish(
         &self,
         call: CallId,
+        round: &Round,
         outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
     ) -> bool {
         let ready = {
             let mut state = self.state.lock();
+            state
+                .rounds
+                .retain(|known| !std::ptr::eq(known.as_ptr(), round));
             state.put.finish(call, outcome) && state.abandoned && state.put.is_idle()
         };
         self.changed.notify_waiters();
@@ -165,7 +188,7 @@ impl PutShared {
                 if self.state.lock().put.is_idle() {
                     return;
                 }
-                changed.await;
+                self.progress(changed).await;
             }
         };
         let ended = tokio::time::timeout(deadline, idle).await;

@@ -1,8 +1,8 @@
 //! The state of one put session: what was written, what is under way, and whether it may go on.
 //!
 //! Pure and synchronous; the shell serialises calls on it and moves the bytes. A *call* is the part of
-//! one range call that concerns this session. Its life is `admit` → (`is_running`, while an earlier
-//! call writes to the same bytes) → transfers → `finish`. Overlapping calls run one after the other, in
+//! one range call that concerns this session. Its life is `admit` → (`try_run`, while an earlier call
+//! writes to the same bytes) → transfers → `finish`. Overlapping calls run one after the other, in
 //! the order in which they were admitted, so the later one wins and every row's checksum is that of
 //! the stored bytes (contract session-15).
 //!
@@ -123,7 +123,7 @@ impl PutState {
         self.phase
     }
 
-    /// Takes a call in. `true`: it may run at once; else when [`is_running`](Self::is_running) says so.
+    /// Takes a call in. `true`: it may run at once; else when [`try_run`](Self::try_run) says so.
     pub(crate) fn admit(&mut self, cuts: &[Cut]) -> Result<(CallId, bool), Closed> {
         self.check_open()?;
         let mut call = Call {
@@ -139,12 +139,15 @@ impl PutState {
         Ok(answer)
     }
 
-    /// Whether a call that had to wait may run now.
-    pub(crate) fn is_running(&self, id: CallId) -> Result<bool, Closed> {
-        match self.calls.iter().find(|call| call.id == id.0) {
-            Some(call) => Ok(call.running),
-            None => Err(self.check_open().err().unwrap_or(Closed::Ended)),
-        }
+    /// Lets a call that had to wait run, if it may: its transfers must follow at once then.
+    pub(crate) fn try_run(&mut self, id: CallId) -> Result<bool, Closed> {
+        let Some(at) = self.calls.iter().position(|call| call.id == id.0) else {
+            return Err(self.check_open().err().unwrap_or(Closed::Ended));
+        };
+        let (earlier, rest) = self.calls.split_at_mut(at);
+        let call = &mut rest[0];
+        call.running |= !earlier.iter().any(|earlier| earlier.overlaps(call));
+        Ok(call.running)
     }
 
     /// Ends a call: `outcome` gives, range by range in ascending order, its checksum if it landed.
@@ -168,7 +171,6 @@ impl PutState {
         }
         call.ranges.clear();
         self.spare = call.ranges;
-        self.promote();
         call.running
     }
 
@@ -180,15 +182,6 @@ impl PutState {
     /// Notes that they have ended.
     pub(crate) fn release(&mut self) {
         self.holds = self.holds.saturating_sub(1);
-    }
-
-    /// Lets those run that wait for nothing any more.
-    fn promote(&mut self) {
-        for at in 0..self.calls.len() {
-            let (earlier, rest) = self.calls.split_at_mut(at);
-            let call = &mut rest[0];
-            call.running |= !earlier.iter().any(|earlier| earlier.overlaps(call));
-        }
     }
 
     /// Whether no call runs: no byte of the session moves, or will after sealing.

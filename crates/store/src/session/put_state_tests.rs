@@ -14,6 +14,8 @@ type Memory = [Option<u8>; 32];
 enum Step {
     /// A call with these ranges starts.
     Write(Vec<(u64, u64)>),
+    /// The n-th call that waits tries to run.
+    Run(usize),
     /// The n-th call that runs ends; its pieces landed where the bits are set.
     Finish(usize, u32),
     /// The n-th call that waits is given up.
@@ -28,6 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => write,
         3 => big,
+        3 => (0..8_usize).prop_map(Step::Run),
         2 => (0..8_usize, Just(u32::MAX)).prop_map(|(n, bits)| Step::Finish(n, bits)),
         2 => (0..8_usize, any::<u32>()).prop_map(|(n, bits)| Step::Finish(n, bits)),
         1 => (0..8_usize).prop_map(Step::GiveUp),
@@ -40,6 +43,13 @@ struct Flight {
     id: CallId,
     cuts: Vec<Cut>,
     mark: u8,
+    running: bool,
+}
+
+fn cuts_of(ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Vec<Cut> {
+    let mut cuts = Vec::new();
+    cut_ranges(SIZE, ranges, &mut cuts).expect("inside");
+    cuts
 }
 
 fn at(byte: u64) -> usize {
@@ -83,38 +93,38 @@ proptest! {
         for step in steps {
             match step {
                 Step::Write(ranges) => {
-                    let cuts = cut_ranges(SIZE, ranges.into_iter()).expect("inside");
+                    let cuts = cuts_of(ranges.into_iter());
                     let (id, running) = state.admit(&cuts).expect("open");
-                    let blocked = flights.iter().any(|other| shares_bytes(&other.cuts, &cuts));
-                    prop_assert_eq!(running, !blocked, "a call waits exactly for those before it");
+                    let free = is_free(&flights, &cuts);
+                    prop_assert_eq!(running, free, "a call waits exactly for those before it");
                     mark = mark.wrapping_add(1);
-                    flights.push(Flight { id, cuts, mark });
+                    flights.push(Flight { id, cuts, mark, running });
+                }
+                Step::Run(n) => {
+                    if let Some(at) = pick(&flights, n, false) {
+                        let free = is_free(&flights[..at], &flights[at].cuts);
+                        prop_assert_eq!(state.try_run(flights[at].id), Ok(free));
+                        flights[at].running = free;
+                    }
                 }
                 Step::Finish(n, bits) => {
-                    let running = pick(&state, &flights, n, true);
-                    if let Some(at) = running {
+                    if let Some(at) = pick(&flights, n, true) {
                         let flight = flights.remove(at);
                         land(&mut state, &mut memory, &flight, bits);
                     }
                 }
                 Step::GiveUp(n) => {
-                    if let Some(at) = pick(&state, &flights, n, false) {
+                    if let Some(at) = pick(&flights, n, false) {
                         let flight = flights.remove(at);
-                        state.finish(flight.id, |_| Ok(None));
+                        prop_assert!(!state.finish(flight.id, |_| Ok(None)), "it never ran");
                     }
                 }
                 Step::End => {
-                    let waiting: Vec<CallId> = flights
-                        .iter()
-                        .filter(|f| state.is_running(f.id) == Ok(false))
-                        .map(|f| f.id)
-                        .collect();
                     state.seal().expect("open");
-                    for id in waiting {
-                        prop_assert_eq!(state.is_running(id), Err(Closed::Ended));
-                        flights.retain(|f| f.id != id);
+                    for flight in flights.extract_if(.., |flight| !flight.running) {
+                        prop_assert_eq!(state.try_run(flight.id), Err(Closed::Ended));
                     }
-                    let none = cut_ranges(SIZE, [(0, 1)].into_iter()).expect("inside");
+                    let none = cuts_of([(0, 1)].into_iter());
                     prop_assert_eq!(state.admit(&none), Err(Closed::Ended));
                     while !state.is_idle() {
                         let flight = flights.remove(0);
@@ -127,11 +137,9 @@ proptest! {
                 }
             }
             // Bytes under a running call are in flux; rows over them are rewritten when it ends.
-            let quiet = |range: ByteRange| {
-                flights.iter().all(|f| {
-                    state.is_running(f.id) != Ok(true) || f.cuts.iter().all(|c| !c.range.overlaps(range))
-                })
-            };
+            let running = flights.iter().filter(|flight| flight.running);
+            let busy: Vec<Cut> = running.flat_map(|flight| flight.cuts.clone()).collect();
+            let quiet = |range: ByteRange| busy.iter().all(|cut| !cut.range.overlaps(range));
             for row in state.written().rows().filter(|row| quiet(row.range)) {
                 let real = crc_of(&memory, row.range);
                 prop_assert!(real.is_some(), "row {} covers bytes that did not land", row.range);
@@ -141,15 +149,15 @@ proptest! {
     }
 }
 
-fn shares_bytes(a: &[Cut], b: &[Cut]) -> bool {
-    a.iter()
-        .any(|x| b.iter().any(|y| x.range.overlaps(y.range)))
+/// Whether none of `earlier` writes to the bytes of `cuts`.
+fn is_free(earlier: &[Flight], cuts: &[Cut]) -> bool {
+    let taken = |cut: &Cut| cuts.iter().any(|other| other.range.overlaps(cut.range));
+    !earlier.iter().any(|flight| flight.cuts.iter().any(taken))
 }
 
-fn pick(state: &PutState, flights: &[Flight], n: usize, running: bool) -> Option<usize> {
-    let fitting: Vec<usize> = (0..flights.len())
-        .filter(|&at| state.is_running(flights[at].id) == Ok(running))
-        .collect();
+fn pick(flights: &[Flight], n: usize, running: bool) -> Option<usize> {
+    let fitting = (0..flights.len()).filter(|&at| flights[at].running == running);
+    let fitting: Vec<usize> = fitting.collect();
     (!fitting.is_empty()).then(|| fitting[n % fitting.len()])
 }
 
@@ -157,14 +165,14 @@ fn pick(state: &PutState, flights: &[Flight], n: usize, running: bool) -> Option
 fn stale_rows_take_the_checksum_of_the_stored_bytes() {
     let mut state = PutState::new(SIZE, 8);
     for (ranges, crc) in [((0, 32), 7), ((8, 8), 9)] {
-        let cuts = cut_ranges(SIZE, [ranges].into_iter()).expect("inside");
+        let cuts = cuts_of([ranges].into_iter());
         let (id, running) = state.admit(&cuts).expect("open");
         assert!(running);
         state.finish(id, |_| Ok(Some(crc)));
     }
-    let stale: Vec<ByteRange> = state.written().stale().collect();
-    assert_eq!(stale.len(), 2, "both sides of the rewrite");
-    for range in stale {
+    let cut: Vec<ByteRange> = state.written().stale().collect();
+    assert_eq!(cut.len(), 2, "both sides of the rewrite");
+    for range in cut {
         assert!(state.written_mut().set_crc(range, 1));
     }
     assert!(state.written().rows().all(|row| row.crc32c.is_some()));
@@ -173,7 +181,7 @@ fn stale_rows_take_the_checksum_of_the_stored_bytes() {
 // contract: session-5, session-6
 #[test]
 fn a_settled_session_stays_settled() {
-    let cuts = cut_ranges(SIZE, [(0, 32)].into_iter()).expect("inside");
+    let cuts = cuts_of([(0, 32)].into_iter());
     for (phase, refused) in [
         (Phase::Committed, Closed::Ended),
         (Phase::Revoked, Closed::Ended),
@@ -195,13 +203,13 @@ fn a_settled_session_stays_settled() {
 #[test]
 fn a_superseded_session_lets_its_transfers_drain() {
     let mut state = PutState::new(SIZE, 8);
-    let cuts = cut_ranges(SIZE, [(0, 32)].into_iter()).expect("inside");
+    let cuts = cuts_of([(0, 32)].into_iter());
     let (id, _) = state.admit(&cuts).expect("open");
     let (waiting, running) = state.admit(&cuts).expect("open");
     assert!(!running);
     state.settle(Phase::Superseded);
     assert!(!state.is_idle(), "bytes may still move");
-    assert_eq!(state.is_running(waiting), Err(Closed::Superseded));
+    assert_eq!(state.try_run(waiting), Err(Closed::Superseded));
     state.finish(id, |_| Err(()));
     assert!(state.is_idle());
 }

@@ -485,7 +485,7 @@ async fn what_only_a_dead_node_holds_is_absent_at_once() {
         // The master goes on believing in the node for a long time.
         let mut cluster = Spec::new(via)
             .nodes(&[8 * MIB, 8 * MIB])
-            .ttl(Duration::from_secs(3600))
+            .ttl(Duration::from_hours(1))
             .start()
             .await;
         let client = cluster.client().await;
@@ -538,7 +538,7 @@ async fn what_only_a_dead_node_holds_is_absent_at_once() {
 async fn puts_go_elsewhere_when_their_node_is_found_dead() {
     let mut cluster = Spec::new(Via::Tcp)
         .nodes(&[8 * MIB, 8 * MIB])
-        .ttl(Duration::from_secs(3600))
+        .ttl(Duration::from_hours(1))
         .start()
         .await;
     let client = cluster.client().await;

@@ -352,6 +352,41 @@ async fn r7_overlaps_have_one_result_and_its_checksums() {
     }
 }
 
+/// Nobody has to look at a call for its session to get on.
+// contract: session-5
+#[tokio::test]
+async fn r5_an_end_does_not_wait_for_futures_that_nobody_polls() {
+    for via in [Via::Shm, Via::Tcp] {
+        let (_cluster, client) = cluster(via).await;
+        let key = fresh_key();
+        let session = client.start_put(&key, MIB).await.expect("there is room");
+        let write = |seed, offset, len| {
+            let local = whole(&buffer(client.engine(), pattern(seed, len)));
+            let ranges = vec![Range { offset, local }];
+            client.write_ranges(vec![RangeWrite {
+                session: &session,
+                ranges,
+            }])
+        };
+        let first = write(1, 0, MIB);
+        let second = write(2, 100, KIB);
+        assert_eq!(one(second.await).expect("up"), KIB);
+        let third = write(3, 2 * KIB, KIB);
+        let late = write(4, 2 * KIB, KIB);
+        let started = tokio::time::Instant::now();
+        client.end(session).await.expect("all has arrived");
+        assert!(started.elapsed() < Duration::from_secs(10));
+        assert_eq!(one(first.await).expect("up"), MIB);
+        assert_eq!(one(third.await).expect("up"), KIB);
+        let late = one(late.await).expect_err("it had to wait, and the session ended first");
+        assert!(matches!(late, StoreError::SessionEnded), "{late}");
+        let mut expected = pattern(1, MIB);
+        expected[100..100 + 1024].copy_from_slice(&pattern(2, KIB));
+        expected[2048..2048 + 1024].copy_from_slice(&pattern(3, KIB));
+        assert_eq!(client.load(&key).await.expect("complete"), expected);
+    }
+}
+
 #[tokio::test]
 async fn r7_a_key_twice_in_a_call_is_one_session_and_one_refusal() {
     let (_cluster, client) = cluster(Via::Shm).await;

@@ -93,5 +93,5 @@ pub(crate) async fn ready(said: &str) {
     let mut input = tokio::io::stdin();
     let mut rest = Vec::new();
     let end = tokio::io::AsyncReadExt::read_to_end(&mut input, &mut rest);
-    drop(tokio::time::timeout(Duration::from_secs(120), end).await);
+    drop(tokio::time::timeout(Duration::from_mins(2), end).await);
 }

@@ -1,13 +1,11 @@
-//! Whole objects: put, upsert and get, made of sessions.
+//! Putting whole objects, made of sessions.
 //!
 //! A put follows the same placement policy as a session. Its bytes are cut at fixed units, so that a
 //! later reader of ranges can verify whole ones. A put that fails because a node is out of reach is tried
-//! once more, elsewhere. Gets move bytes in waves of bounded size, each lease renewed until its object
-//! is there.
+//! once more, elsewhere.
 
 use std::num::NonZeroU64;
 
-use bytes::Bytes;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::key::ObjectKey;
@@ -16,17 +14,12 @@ use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_transport::{Access, LocalSlice};
 
 use super::StoreClient;
-use super::get_start::GetOptions;
-use super::read::{RangeRead, ReadDone};
 use super::write::{Range, RangeWrite};
 use crate::error::StoreError;
-use crate::session::{GetSession, PutSession};
+use crate::session::PutSession;
 
 /// The length at which a put cuts its bytes: one checksum for each.
 const UNIT: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
-
-/// Bytes that [`StoreClient::get`] has under way at a time, unless one object is larger.
-const WAVE: u64 = 64 << 20;
 
 /// One object to put.
 #[derive(Clone, Debug)]
@@ -88,15 +81,6 @@ pub enum PutOutcome {
     InProgress,
 }
 
-/// Ranges of one object to get.
-#[derive(Clone, Debug)]
-pub struct GetRequest {
-    /// Its key.
-    pub key: ObjectKey,
-    /// Which bytes, and where to.
-    pub ranges: Vec<Range>,
-}
-
 impl StoreClient {
     /// Stores objects whose keys are free. The answers align with `requests`.
     pub async fn put(
@@ -127,7 +111,8 @@ impl StoreClient {
         for (key, bytes) in objects {
             match self.registered(bytes) {
                 Ok(piece) => {
-                    requests.push(PutRequest::new(key.clone(), piece.into_iter().collect()))
+                    let pieces = piece.into_iter().collect();
+                    requests.push(PutRequest::new(key.clone(), pieces));
                 }
                 Err(error) => return objects.iter().map(|_| Err(error.clone())).collect(),
             }
@@ -246,103 +231,4 @@ impl StoreClient {
         }
         answers
     }
-
-    /// Whole objects. The answers align with `keys`; a key may be there more than once.
-    pub async fn get(&self, keys: &[ObjectKey]) -> Vec<Result<Bytes, StoreError>> {
-        let sessions = self.start_gets(keys, GetOptions::default()).await;
-        let mut answers = Vec::with_capacity(sessions.len());
-        let mut wave: Vec<Result<GetSession, StoreError>> = Vec::new();
-        let mut bytes = 0_u64;
-        for session in sessions {
-            let size = session.as_ref().map_or(0, GetSession::size);
-            if bytes > 0 && bytes.saturating_add(size) > WAVE {
-                answers.extend(self.get_wave(std::mem::take(&mut wave)).await);
-                bytes = 0;
-            }
-            bytes = bytes.saturating_add(size);
-            wave.push(session);
-        }
-        answers.extend(self.get_wave(wave).await);
-        answers
-    }
-
-    async fn get_wave(
-        &self,
-        wave: Vec<Result<GetSession, StoreError>>,
-    ) -> Vec<Result<Bytes, StoreError>> {
-        let buffers: Vec<Result<_, StoreError>> = wave
-            .iter()
-            .map(|session| match session {
-                Ok(session) => {
-                    let buffer = self.core().scratch.take(session.size())?;
-                    let local = buffer.slice(0, session.size())?;
-                    Ok((buffer, local))
-                }
-                Err(error) => Err(error.clone()),
-            })
-            .collect();
-        let reads = wave.iter().zip(&buffers).filter_map(|(session, buffer)| {
-            let (session, (_, local)) = (session.as_ref().ok()?, buffer.as_ref().ok()?);
-            let ranges = vec![Range {
-                offset: 0,
-                local: local.clone(),
-            }];
-            Some(RangeRead { session, ranges })
-        });
-        let mut done = self.read_ranges(reads.collect()).await.into_iter();
-        let mut answers = Vec::with_capacity(wave.len());
-        for buffer in buffers {
-            answers.push(match buffer {
-                Ok((buffer, local)) => {
-                    let arrived = done.next().unwrap_or(Err(StoreError::UnknownSession));
-                    let bytes = match arrived {
-                        Ok(_) => copied(&buffer, local.len()),
-                        Err(error) => Err(error),
-                    };
-                    buffer.recycle();
-                    bytes
-                }
-                Err(error) => Err(error),
-            });
-        }
-        self.end_gets(wave.into_iter().flatten().collect()).await;
-        answers
-    }
-
-    /// Ranges of objects into local memory. The answers align with `requests`; a key may be there more
-    /// than once.
-    pub async fn get_into(&self, requests: Vec<GetRequest>) -> Vec<Result<ReadDone, StoreError>> {
-        let keys: Vec<ObjectKey> = requests.iter().map(|request| request.key.clone()).collect();
-        let sessions = self.start_gets(&keys, GetOptions::default()).await;
-        let reads = sessions
-            .iter()
-            .zip(requests)
-            .filter_map(|(session, request)| {
-                let session = session.as_ref().ok()?;
-                Some(RangeRead {
-                    session,
-                    ranges: request.ranges,
-                })
-            });
-        let mut done = self.read_ranges(reads.collect()).await.into_iter();
-        let mut answers = Vec::with_capacity(sessions.len());
-        let mut ended = Vec::with_capacity(sessions.len());
-        for session in sessions {
-            answers.push(match session {
-                Ok(session) => {
-                    ended.push(session);
-                    done.next().unwrap_or(Err(StoreError::UnknownSession))
-                }
-                Err(error) => Err(error),
-            });
-        }
-        self.end_gets(ended).await;
-        answers
-    }
-}
-
-fn copied(buffer: &super::scratch::Scratch, len: u64) -> Result<Bytes, StoreError> {
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-    buffer.copy_out(0, &mut bytes)?;
-    Ok(bytes.into())
 }

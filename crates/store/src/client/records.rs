@@ -1,0 +1,155 @@
+//! Reading the records in front of objects, with the objects themselves where they are small.
+//!
+//! The header decides whether the bytes behind it are what was asked for, so it comes first. A small
+//! object's payload comes in the same piece, into memory of the client's own, and is looked at only
+//! once its header fits: one trip instead of two.
+
+use bytes::Bytes;
+use layercake_protocol::error::Refusal;
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::header::{ObjectHeader, Row};
+use layercake_transport::{Direction, PieceError};
+
+use super::core::{Core, now};
+use super::fanout::Fanout;
+use super::get_start::Candidate;
+use super::headers::check_header;
+use super::places::Place;
+use super::scratch::Scratch;
+use crate::error::StoreError;
+
+/// A header that fits, and the payload if it is small.
+pub(super) struct Record {
+    pub(super) header: ObjectHeader,
+    pub(super) payload: Option<Bytes>,
+}
+
+/// Reads and checks the records of all candidates, each at its replica; of objects of at most `eager`
+/// bytes with their payload.
+pub(super) async fn read_records<'a>(
+    core: &Core,
+    candidates: impl Iterator<Item = &'a Candidate> + Clone,
+    fingerprint: Option<Fingerprint>,
+    eager: u64,
+) -> Vec<Result<Record, StoreError>> {
+    let len_of = |candidate: &Candidate| {
+        let header = u64::from(candidate.here().replica.header_len);
+        let payload = if candidate.size <= eager {
+            candidate.size
+        } else {
+            0
+        };
+        header + payload
+    };
+    let scratch = match core.scratch.take(candidates.clone().map(len_of).sum()) {
+        Ok(scratch) => scratch,
+        Err(error) => return candidates.map(|_| Err(error.clone())).collect(),
+    };
+    let mut fanout = Fanout::new(Direction::Read, false);
+    let mut at = 0;
+    let mut arrived: Vec<Result<(), StoreError>> = Vec::new();
+    for (index, candidate) in candidates.clone().enumerate() {
+        let place = candidate.here();
+        let mut remote = place.header();
+        remote.len = len_of(candidate);
+        arrived.push(match scratch.slice(at, remote.len) {
+            Ok(local) => {
+                fanout.push(&place.target, local, remote, (index, place));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        });
+        at += remote.len;
+    }
+    let flight = fanout.submit(&core.engine);
+    flight
+        .land(|(index, place), result| {
+            arrived[index] = result.map(drop).map_err(|error| lost(core, place, error));
+        })
+        .await;
+    let mut at = 0;
+    let mut records = Vec::with_capacity(arrived.len());
+    for (candidate, arrived) in candidates.zip(arrived) {
+        let len = len_of(candidate);
+        let record =
+            arrived.and_then(|()| record(core, candidate, (&scratch, at, len), fingerprint));
+        if let Err(StoreError::HeaderMismatch { .. } | StoreError::ChecksumMismatch { .. }) = record
+        {
+            core.counters.mismatches.one();
+        }
+        records.push(record);
+        at += len;
+    }
+    scratch.recycle();
+    records
+}
+
+/// Takes one record out of the buffer and checks it.
+fn record(
+    core: &Core,
+    candidate: &Candidate,
+    (scratch, at, len): (&Scratch, u64, u64),
+    fingerprint: Option<Fingerprint>,
+) -> Result<Record, StoreError> {
+    let place = candidate.here();
+    core.suspects.clear(place.target.segment);
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+    scratch.copy_out(at, &mut bytes)?;
+    let header = check_header(place, &bytes, &candidate.expected(core, fingerprint))?;
+    let payload = Bytes::from(bytes).split_off(place.replica.header_len as usize);
+    if payload.is_empty() {
+        return Ok(Record {
+            header,
+            payload: None,
+        });
+    }
+    let verified = if core.config.checksums {
+        verify(&header.rows, &payload)?
+    } else {
+        0
+    };
+    let lease = candidate.lease();
+    let in_time = lease.begin_read(now()).and_then(|()| lease.end_read(now()));
+    in_time.map_err(|_| StoreError::Refused(Refusal::LeaseExpired))?;
+    let len = payload.len() as u64;
+    core.counters.bytes_read.add(len);
+    core.counters.bytes_verified.add(verified);
+    core.counters.bytes_unverified.add(len - verified);
+    Ok(Record {
+        header,
+        payload: Some(payload),
+    })
+}
+
+/// Compares a whole payload with its rows. Gives the bytes that have a checksum.
+fn verify(rows: &[Row], payload: &[u8]) -> Result<u64, StoreError> {
+    let mut verified = 0;
+    for Row { range, crc32c } in rows {
+        let Some(expected) = crc32c else { continue };
+        let bounds = usize::try_from(range.start())
+            .ok()
+            .zip(usize::try_from(range.end()).ok());
+        let bytes = bounds.and_then(|(start, end)| payload.get(start..end));
+        if bytes.map(crc32c::crc32c) != Some(*expected) {
+            return Err(StoreError::ChecksumMismatch {
+                offset: range.start(),
+                len: range.len(),
+            });
+        }
+        verified += range.len();
+    }
+    Ok(verified)
+}
+
+fn lost(core: &Core, place: &Place, error: PieceError) -> StoreError {
+    if error == PieceError::Refused(layercake_transport::Refusal::StaleGeneration) {
+        // The place was reused: the object is gone, and with it the lease.
+        return Refusal::LeaseExpired.into();
+    }
+    core.suspects.failed(&place.target, error);
+    StoreError::Transfer {
+        offset: 0,
+        len: 0,
+        source: error,
+    }
+}
