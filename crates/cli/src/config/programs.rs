@@ -97,7 +97,7 @@ settings! {
     MasterSettings, section "master" {
         /// Address that nodes and clients connect to
         listen: SocketAddr = "127.0.0.1:50061";
-        /// Address of /metrics and /health over HTTP; none: not served
+        /// Address of /metrics and /health over HTTP, open to whoever can reach it; none: not served
         http: Option<SocketAddr> = "none";
         /// Time for which a reader may rely on an object
         lease: Duration = "10s";
@@ -133,7 +133,7 @@ settings! {
         listen: SocketAddr = "127.0.0.1:0";
         /// Address that peers are told to connect to; none: the listener's own
         advertise: Option<SocketAddr> = "none";
-        /// Address of /metrics and /health over HTTP; none: not served
+        /// Address of /metrics and /health over HTTP, open to whoever can reach it; none: not served
         http: Option<SocketAddr> = "none";
     }
 }
