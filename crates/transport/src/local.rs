@@ -115,8 +115,6 @@ impl LocalMover {
 
 impl PartMover for LocalMover {
     fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Vec<Moved>) {
-        let begun = Instant::now();
-        job.mark_started();
         let mut last = None;
         for part in parts {
             let result = self.move_part(job, part, &mut last);
@@ -131,7 +129,6 @@ impl PartMover for LocalMover {
                 Err(refusal) => Moved::Failed(PieceError::Refused(refusal)),
             });
         }
-        job.add_copy_time(begun.elapsed());
     }
 
     fn conclude(&self, _job: &Job) -> Result<(), PieceError> {
