@@ -32,8 +32,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let v = if layer == 3 { 128 << 10 } else { 64 << 10 };
         LayerSpec::new(layer, [("k", 64 << 10), ("v", v)])
     });
-    let layout = ObjectLayout::new(layers.collect())?;
-    let cache = engine.register(vec![7; usize::try_from(layout.object_len())?].into(), Access::LocalOnly)?;
+    let layout = ObjectLayout::new(layers)?;
+    let cache = engine.register(
+        vec![7; usize::try_from(layout.object_len())?].into(),
+        Access::LocalOnly,
+    )?;
 
     let key = ObjectKey::new("example-model@0123456789abcdef@0")?;
     let start = PutStart::new(key.clone(), layout.object_len());
@@ -47,15 +50,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let mut sessions = store.start_gets(&[key], GetOptions::default()).await;
     let session = sessions.remove(0)?;
-    for layer in 0..layout.layers().len() {
-        let range = layout.layer_range(layer)?;
+    for layer in 0..layout.layer_count() {
+        let range = layout.layer_range(layer).ok_or("no such layer")?;
         let local = cache.slice(range.start(), range.len())?;
         let read = RangeRead {
             session: &session,
-            ranges: vec![Range { offset: range.start(), local }],
+            ranges: vec![Range {
+                offset: range.start(),
+                local,
+            }],
         };
         let done = store.read_ranges(vec![read]).await.remove(0)?;
-        println!("layer {layer}: {} bytes, {} of them verified", done.bytes, done.verified);
+        println!(
+            "layer {layer}: {} bytes, {} of them verified",
+            done.bytes, done.verified
+        );
     }
     store.end_gets(vec![session]).await;
     Ok(())
@@ -68,13 +77,16 @@ async fn save(
     cache: &Memory,
     session: PutSession,
 ) -> Result<(), Box<dyn Error>> {
-    for layer in 0..layout.layers().len() {
+    for layer in 0..layout.layer_count() {
         // Here the model computes the layer.
-        let range = layout.layer_range(layer)?;
+        let range = layout.layer_range(layer).ok_or("no such layer")?;
         let local = cache.slice(range.start(), range.len())?;
         let write = RangeWrite {
             session: &session,
-            ranges: vec![Range { offset: range.start(), local }],
+            ranges: vec![Range {
+                offset: range.start(),
+                local,
+            }],
         };
         store.write_ranges(vec![write]).await.remove(0)?;
     }

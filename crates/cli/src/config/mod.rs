@@ -338,4 +338,6 @@ fn scalar(value: &toml::Value) -> Option<String> {
 }
 
 #[cfg(test)]
+mod docs_tests;
+#[cfg(test)]
 mod tests;
