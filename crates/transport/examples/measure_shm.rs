@@ -132,6 +132,7 @@ fn places(size: usize, seed: u64) -> Vec<Vec<usize>> {
     places.chunks(BATCH / size).map(turn).collect()
 }
 
+/// One batch for each turn.
 fn batches(
     peer: &Peer,
     (region, capability): (RegionId, Capability),
@@ -140,36 +141,8 @@ fn batches(
     size: usize,
     checksum: bool,
 ) -> Result<Vec<Batch>> {
-    let turns = places(size, 1).into_iter().zip(places(size, 2));
-    turns
-        .map(|(near, far)| {
-            one_batch(
-                peer,
-                (region, capability),
-                mine,
-                direction,
-                size,
-                checksum,
-                near,
-                far,
-            )
-        })
-        .collect()
-}
-
-fn one_batch(
-    peer: &Peer,
-    (region, capability): (RegionId, Capability),
-    mine: &Memory,
-    direction: Direction,
-    size: usize,
-    checksum: bool,
-    near: Vec<usize>,
-    far: Vec<usize>,
-) -> Result<Batch> {
     let len = size as u64;
-    let pieces = near.into_iter().zip(far);
-    let pieces = pieces.map(|(near, far)| -> Result<Piece> {
+    let piece = |(near, far): (usize, usize)| -> Result<Piece> {
         Ok(Piece {
             local: mine.slice(near as u64, len)?,
             remote: RemoteSlice {
@@ -180,14 +153,22 @@ fn one_batch(
                 generation: None,
             },
         })
+    };
+    let turns = places(size, 1).into_iter().zip(places(size, 2));
+    let batches = turns.map(|(near, far)| -> Result<Batch> {
+        Ok(Batch {
+            peer: Arc::clone(&peer.endpoint),
+            direction,
+            pieces: near
+                .into_iter()
+                .zip(far)
+                .map(piece)
+                .collect::<Result<_>>()?,
+            checksum,
+            deadline: None,
+        })
     });
-    Ok(Batch {
-        peer: Arc::clone(&peer.endpoint),
-        direction,
-        pieces: pieces.collect::<Result<_>>()?,
-        checksum,
-        deadline: None,
-    })
+    batches.collect()
 }
 
 /// Waits without taking part in the work.
@@ -317,7 +298,7 @@ fn drive(threads: &[usize], sizes: &[usize]) -> Result<()> {
                     Direction::Read => (&other, &mine),
                 };
                 let base = memcpy_rate(from, to, size, threads)?;
-                let mut line = format!(
+                print!(
                     "{:>6} KiB {threads} thread(s) {:<5} {base:6.1}",
                     size >> 10,
                     direction.name()
@@ -331,9 +312,9 @@ fn drive(threads: &[usize], sizes: &[usize]) -> Result<()> {
                         let outcome = transfer.wait();
                         outcome.first_error().map_or(Ok(()), |e| Err(e.into()))
                     })?;
-                    line += &format!("   {rate:6.1} ({:3.0} %)", 100.0 * rate / base);
+                    print!("   {rate:6.1} ({:3.0} %)", 100.0 * rate / base);
                 }
-                println!("{line}");
+                println!();
             }
         }
     }

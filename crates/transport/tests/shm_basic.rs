@@ -212,6 +212,7 @@ fn a_large_batch_of_small_pieces_is_slow_at_most() {
     assert!(content(&scene.theirs) == sent);
 }
 
+// contract: transport-5
 #[test]
 fn what_a_peer_may_not_do_is_refused_and_counted_by_the_owner() {
     let scene = scene(10_000, READ_WRITE);
@@ -309,6 +310,7 @@ fn what_a_peer_may_not_do_is_refused_and_counted_by_the_owner() {
     assert_eq!(read.first_error(), None);
 }
 
+// contract: transport-6
 #[test]
 fn generations_order_the_writers_of_a_place() {
     let scene = scene(3 * 4096, READ_WRITE);
@@ -358,6 +360,7 @@ fn withdrawn_memory_is_refused_from_then_on() {
     assert_eq!(outcome.first_error(), unknown);
 }
 
+// contract: transport-7
 /// Threads write without pause while regions come and go under them: each piece arrives or is refused,
 /// nothing crashes, and after `unregister` no byte changes any more.
 #[test]
@@ -499,6 +502,7 @@ fn an_engine_under_a_name_that_changed_hands_counts_as_gone() {
     assert_eq!(outcome.first_error(), Some(PieceError::PeerGone));
 }
 
+// contract: transport-12
 #[test]
 fn only_holders_of_the_token_are_attached() {
     let with_token = |text: Option<&str>| {

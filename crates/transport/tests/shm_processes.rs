@@ -188,6 +188,7 @@ fn a_forged_capability_or_range_is_refused_and_counted_in_the_owner() {
     eventually("the owner counts them", || owner.ask("refusals") == "2");
 }
 
+// contract: transport-8, transport-9
 #[test]
 fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
     for request in ["allocate 3000000 1", "register 3000000 1"] {
@@ -231,6 +232,7 @@ fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
     }
 }
 
+// contract: transport-8
 #[test]
 fn a_stopped_owner_does_not_stop_copies_of_what_is_open() {
     let mut config = EngineConfig {
@@ -292,6 +294,7 @@ fn scene_with_writer(len: u64) -> (Engine, Memory, Child, EngineId) {
     (engine, memory, writer, id)
 }
 
+// contract: transport-7
 #[test]
 fn unregistering_ends_another_process_s_copies() {
     let (_engine, memory, writer, _) = scene_with_writer(4 << 20);
@@ -370,6 +373,7 @@ fn memory_that_may_not_be_reached_by_address_takes_tcp() {
     without_rights.join().expect("both ways work");
 }
 
+// contract: transport-9
 #[test]
 fn a_stopped_peer_does_not_keep_others_from_attaching() {
     let engine = Arc::new(engine(shm_only()));

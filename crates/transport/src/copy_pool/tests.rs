@@ -26,7 +26,9 @@ fn soon() -> Instant {
 }
 
 fn bytes(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+    (0..len)
+        .map(|i| (i * 7 + i / 251).to_le_bytes()[0])
+        .collect()
 }
 
 /// A job over one buffer, with pieces of these lengths one after the other.
@@ -411,7 +413,6 @@ fn a_bug_in_a_mover_ends_its_batch_and_spares_the_others() {
 
 #[test]
 fn threads_end_with_their_pool() {
-    let alive = Arc::new(AtomicBool::new(true));
     struct Witness(Arc<AtomicBool>);
     impl Drop for Witness {
         fn drop(&mut self) {
@@ -428,6 +429,7 @@ fn threads_end_with_their_pool() {
         }
         fn abandon(&self) {}
     }
+    let alive = Arc::new(AtomicBool::new(true));
     let pool = pool(2);
     pool.submit(Arc::new(Nothing(Witness(Arc::clone(&alive)))), 1);
     assert!(pool.shutdown(soon()));

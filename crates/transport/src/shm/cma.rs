@@ -193,7 +193,7 @@ mod tests {
             lengths in vec(0..40_usize, 0..2600), seed: u8, write: bool,
         ) {
             let total: usize = lengths.iter().sum();
-            let from: Vec<u8> = (0..total).map(|i| (i * 31) as u8 ^ seed).collect();
+            let from: Vec<u8> = (0..total).map(|i| (i * 31).to_le_bytes()[0] ^ seed).collect();
             let mut to = vec![0; total];
             let mut ranges = Vec::new();
             let to_addr = addr(&to);

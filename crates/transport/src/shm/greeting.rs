@@ -210,8 +210,8 @@ mod tests {
     const OWNER: EngineId = EngineId(1);
     const PEER: EngineId = EngineId(2);
 
-    fn token(text: &str) -> Option<SharedToken> {
-        Some(SharedToken::new(text).expect("long enough"))
+    fn token(text: &str) -> SharedToken {
+        SharedToken::new(text).expect("long enough")
     }
 
     /// Lets both sides talk until one of them ends it.
@@ -269,11 +269,11 @@ mod tests {
 
     #[test]
     fn equal_tokens_attach_and_others_do_not() {
-        let secret = || token("the same long secret");
+        let secret = || Some(token("the same long secret"));
         let attached = |(owner, peer)| greet(owner, peer);
         assert_eq!(attached(pair(None, None)), Ok(PEER));
         assert_eq!(attached(pair(secret(), secret())), Ok(PEER));
-        let other = token("quite another secret");
+        let other = Some(token("quite another secret"));
         for (owner, peer) in [(secret(), other), (secret(), None), (None, secret())] {
             let (_, error) = attached(pair(owner, peer)).expect_err("not the same token");
             assert_eq!(error, Some(PieceError::NotTrusted));
@@ -282,13 +282,13 @@ mod tests {
 
     #[test]
     fn an_owner_asks_for_the_proof_itself() {
-        let (mut owner, initiator) = pair(token("the same long secret"), None);
+        let (mut owner, initiator) = pair(Some(token("the same long secret")), None);
         assert!(matches!(
             owner.on_message(&initiator.hello()),
             OwnerStep::Send(Message::Welcome { proof: Some(_), .. })
         ));
         for proof in [None, Some([0; 32])] {
-            let (mut owner, initiator) = pair(token("the same long secret"), None);
+            let (mut owner, initiator) = pair(Some(token("the same long secret")), None);
             owner.on_message(&initiator.hello());
             assert_eq!(
                 owner.on_message(&Message::Prove { proof }),

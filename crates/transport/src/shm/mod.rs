@@ -15,6 +15,9 @@
 //! | [`mover`] | validate, copy, validate again |
 //! | [`raw`], [`cma`] | the unsafe parts |
 //!
+//! The initiator counts what moves; an owner's counters see the refused pieces that its peers report,
+//! and no bytes.
+//!
 //! What it guards against: stale and wrong addresses, lost capabilities, peers that die at any moment.
 //! Not against a hostile process of the same user, which could attach a debugger as well; who needs
 //! that uses tcp only.
