@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common;
-use crate::common::{
-    Cluster, KIB, MIB, OneKey as _, Spec, Via, buffer, contents, eventually, eventually_async,
-    fresh_key, one, pattern, refusal, whole,
-};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{GetStarted, Recency, Segment};
 use layercake_store::link::StartOptions;
 use layercake_store::{ClientConfig, Range, RangeRead, StoreClient};
 use layercake_transport::{Batch, Direction, Engine, Outcome, Piece, RemoteSlice};
+
+use crate::common;
+use crate::common::{
+    Cluster, KIB, MIB, OneKey as _, Spec, Via, buffer, contents, eventually, eventually_async,
+    fresh_key, one, pattern, refusal, whole,
+};
 
 const LEASE: Duration = Duration::from_millis(300);
 const SIZE: u64 = 64 * KIB;

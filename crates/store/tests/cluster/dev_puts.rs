@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use layercake_protocol::error::Refusal;
+use layercake_protocol::key::ObjectKey;
+use layercake_store::{ClientConfig, PutOutcome, Range, RangeWrite, StoreClient};
+
 use crate::common;
 use crate::common::helper::{Helper, orders, ready};
 use crate::common::{
     Cluster, KIB, MIB, OneKey as _, Spec, Via, buffer, eventually, eventually_async, fresh_key,
     key, one, one_replica, pattern, refusal, whole,
 };
-use layercake_protocol::error::Refusal;
-use layercake_protocol::key::ObjectKey;
-use layercake_store::{ClientConfig, PutOutcome, Range, RangeWrite, StoreClient};
 
 const SIZE: u64 = MIB;
 const WRITER: &str = "dev_puts::helper_that_writes_until_it_is_killed";
@@ -23,10 +24,7 @@ async fn helper_that_writes_until_it_is_killed() {
     let [master, via, name] = orders.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{orders:?} is no order");
     };
-    let via = Via::ALL
-        .into_iter()
-        .find(|v| v.kind().name() == via)
-        .expect("a transport");
+    let via = Via::named(via);
     let master = master.parse().expect("an address");
     let client = common::client(master, via.engine(), ClientConfig::default()).await;
     let session = client

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use crate::common;
-use crate::common::{
-    KIB, OneKey as _, Spec, Via, buffer, contents, key, one, one_replica, pattern, refusal, whole,
-};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::replica::{PutStart, Recency};
 use layercake_store::{Range, RangeRead, RangeWrite, StoreError};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
+
+use crate::common;
+use crate::common::{
+    KIB, OneKey as _, Spec, Via, buffer, contents, key, one, one_replica, pattern, refusal, whole,
+};
 
 const LEASE: Duration = Duration::from_millis(800);
 

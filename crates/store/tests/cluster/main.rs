@@ -3,6 +3,9 @@
 //! `dev_*` are the cases of the same number, `session_*` the rules of range sessions, `client_*` whole
 //! objects. One binary, since linking takes longer than running.
 
+mod client_damage;
+mod client_life;
+mod client_nodes;
 mod client_objects;
 #[path = "../common/mod.rs"]
 mod common;
@@ -10,4 +13,5 @@ mod dev_leases;
 mod dev_puts;
 mod dev_sessions;
 mod session_commit;
+mod session_ranges;
 mod session_rules;

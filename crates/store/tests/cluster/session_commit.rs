@@ -4,15 +4,16 @@
 
 use std::time::Duration;
 
+use layercake_protocol::error::Refusal;
+use layercake_store::link::{LinkState, MasterLink};
+use layercake_store::{ClientConfig, EndError, PutSession, StoreClient, StoreError};
+
 use crate::common;
 use crate::common::proxy::{Flow, Proxy};
 use crate::common::{
     Cluster, KIB, OneKey as _, PATIENCE, Spec, Via, eventually, eventually_async, fresh_key, one,
     pattern, refusal,
 };
-use layercake_protocol::error::Refusal;
-use layercake_store::link::{LinkState, MasterLink};
-use layercake_store::{ClientConfig, EndError, PutSession, StoreClient, StoreError};
 
 /// A client behind a proxy, and another one beside it to look at the master.
 struct Scene {

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use crate::common;
-use crate::common::{
-    Cluster, KIB, MIB, OneKey as _, Spec, Via, buffer, contents, fresh_key, one, one_replica,
-    pattern, refusal, whole,
-};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency};
 use layercake_store::{
     GetSession, PutSession, Range, RangeRead, RangeWrite, StoreClient, StoreError,
+};
+
+use crate::common;
+use crate::common::{
+    Cluster, KIB, MIB, OneKey as _, Spec, Via, buffer, contents, fresh_key, one, one_replica,
+    pattern, refusal, whole,
 };
 
 async fn cluster(via: Via) -> (Cluster, StoreClient) {
@@ -247,111 +248,6 @@ async fn r4_an_object_with_a_gap_is_not_committed() {
     assert_eq!(refusal(client.load(&key).await), Refusal::NotReady);
 }
 
-// contract: session-9
-#[tokio::test]
-async fn r7_ranges_that_can_not_be_refuse_their_entry_before_a_byte_moves() {
-    let (cluster, client) = cluster(Via::Tcp).await;
-    let size = 4 * KIB;
-    let (bad, good) = (fresh_key(), fresh_key());
-    let sessions = start_all(&client, &[bad.clone(), good], size).await;
-    let memory = buffer(client.engine(), pattern(9, size));
-    let range = |offset, len| Range {
-        offset,
-        local: memory.slice(0, len).expect("inside"),
-    };
-    let replica = sessions[0].replicas().next().expect("one");
-    let stored = async || cluster.nodes[0].peek(replica.payload_offset(), 16).await;
-    let before = stored().await;
-    for (ranges, is_expected) in [
-        (vec![range(0, 16), range(size - 8, 16)], "outside"),
-        (vec![range(0, 16), range(u64::MAX, 2)], "outside"),
-        (vec![range(0, 16), range(8, 0)], "0 bytes"),
-        (vec![], "no ranges"),
-    ] {
-        let writes = vec![
-            RangeWrite {
-                session: &sessions[0],
-                ranges,
-            },
-            RangeWrite {
-                session: &sessions[1],
-                ranges: vec![range(0, size)],
-            },
-        ];
-        let mut written = client.write_ranges(writes).await;
-        assert_eq!(
-            written.pop().expect("two").expect("its neighbour is fine"),
-            size
-        );
-        let error = one(written)
-            .expect_err("not a range of the object")
-            .to_string();
-        assert!(error.contains(is_expected), "{error}");
-        assert_eq!(
-            stored().await,
-            before,
-            "the good range beside the bad one did not move"
-        );
-        assert_eq!(sessions[0].written_bytes(), 0);
-    }
-}
-
-// contract: session-15
-#[tokio::test]
-async fn r7_overlaps_have_one_result_and_its_checksums() {
-    for via in [Via::Shm, Via::Tcp] {
-        let (_cluster, client) = cluster(via).await;
-        let key = fresh_key();
-        let size = 64 * KIB;
-        let session = client.start_put(&key, size).await.expect("there is room");
-        let mut expected = pattern(0, size);
-        client.write(&session, 0, &expected).await.expect("up");
-        // Several calls without waiting for the one before: the later one wins.
-        let mut calls = Vec::new();
-        for seed in 1..20_u64 {
-            let (offset, len) = (seed * 1111, 3000 + seed * 100);
-            let bytes = pattern(seed, len);
-            let at = usize::try_from(offset).expect("small");
-            expected[at..at + bytes.len()].copy_from_slice(&bytes);
-            let local = whole(&buffer(client.engine(), bytes));
-            let ranges = vec![Range { offset, local }];
-            calls.push(client.write_ranges(vec![RangeWrite {
-                session: &session,
-                ranges,
-            }]));
-        }
-        for call in calls {
-            one(call.await).expect("up");
-        }
-        // In one call, the first range of the list has the bytes.
-        let (first, second) = (pattern(77, KIB), pattern(78, KIB));
-        let ranges = [(40_000, &first), (40_500, &second)].map(|(offset, bytes)| Range {
-            offset,
-            local: whole(&buffer(client.engine(), bytes.clone())),
-        });
-        let write = RangeWrite {
-            session: &session,
-            ranges: ranges.into(),
-        };
-        assert_eq!(
-            one(client.write_ranges(vec![write]).await).expect("up"),
-            2 * KIB
-        );
-        expected[40_500..40_500 + 1024].copy_from_slice(&second);
-        expected[40_000..40_000 + 1024].copy_from_slice(&first);
-        client.end(session).await.expect("all is written");
-
-        let get = client.start_get(&key).await.expect("complete");
-        let (done, bytes) = client.read(&get, 0, size).await.expect("up");
-        assert_eq!(bytes, expected);
-        assert_eq!(
-            (done.verified, done.unverified),
-            (size, 0),
-            "rows that were cut have checksums"
-        );
-    }
-}
-
 /// Nobody has to look at a call for its session to get on.
 // contract: session-5
 #[tokio::test]
@@ -385,66 +281,6 @@ async fn r5_an_end_does_not_wait_for_futures_that_nobody_polls() {
         expected[2048..2048 + 1024].copy_from_slice(&pattern(3, KIB));
         assert_eq!(client.load(&key).await.expect("complete"), expected);
     }
-}
-
-#[tokio::test]
-async fn r7_a_key_twice_in_a_call_is_one_session_and_one_refusal() {
-    let (_cluster, client) = cluster(Via::Shm).await;
-    let key = fresh_key();
-    let entries = vec![PutStart::new(key.clone(), KIB); 2];
-    let mut started = client
-        .start_puts(entries, &one_replica(), Recency::default())
-        .await;
-    let twice = refusal(started.pop().expect("two"));
-    assert!(
-        matches!(twice, Refusal::InProgress | Refusal::AlreadyExists),
-        "{twice:?}"
-    );
-    let session = one(started).expect("the first has it");
-    client
-        .write(&session, 0, &pattern(0, KIB))
-        .await
-        .expect("up");
-    client.end(session).await.expect("whole");
-    let keys = [key.clone(), key];
-    let loaded = client.get(&keys).await;
-    assert_eq!(loaded.len(), 2);
-    for bytes in loaded {
-        assert_eq!(
-            bytes.expect("complete")[..],
-            pattern(0, KIB)[..],
-            "both get the bytes"
-        );
-    }
-}
-
-#[tokio::test]
-async fn r7_one_session_may_be_named_twice_in_a_range_call() {
-    let (_cluster, client) = cluster(Via::Tcp).await;
-    let session = client
-        .start_put(&fresh_key(), 2 * KIB)
-        .await
-        .expect("there is room");
-    let memory = buffer(client.engine(), pattern(1, 2 * KIB));
-    let part = |at| {
-        vec![Range {
-            offset: at,
-            local: memory.slice(at, KIB).expect("inside"),
-        }]
-    };
-    let writes = [0, KIB, 0].map(|at| RangeWrite {
-        session: &session,
-        ranges: part(at),
-    });
-    for written in client.write_ranges(writes.into()).await {
-        assert_eq!(written.expect("up"), KIB);
-    }
-    let key = session.key().clone();
-    client.end(session).await.expect("whole");
-    assert_eq!(
-        client.load(&key).await.expect("complete"),
-        pattern(1, 2 * KIB)
-    );
 }
 
 // contract: session-8
@@ -511,6 +347,7 @@ async fn r8_a_follower_learns_that_the_writer_gave_up_or_took_too_long() {
         .expect("the key is free");
 }
 
+// contract: lease-6
 #[tokio::test]
 async fn the_room_of_a_revoked_session_is_free_at_once() {
     let cluster = Spec::new(Via::Shm).nodes(&[4 * MIB]).start().await;

@@ -59,6 +59,12 @@ impl Via {
         }
     }
 
+    /// The one whose transport has this name.
+    pub(crate) fn named(name: &str) -> Self {
+        let via = Self::ALL.into_iter().find(|via| via.kind().name() == name);
+        via.unwrap_or_else(|| panic!("{name:?} is no transport"))
+    }
+
     /// An engine that can do no other.
     pub(crate) fn engine(self) -> Engine {
         let config = EngineConfig {

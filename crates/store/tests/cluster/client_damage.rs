@@ -1,0 +1,129 @@
+//! Bytes that are damaged or of another deployment.
+
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_store::{GetOptions, PutRequest, StoreError};
+
+use crate::common::{
+    KIB, OneKey as _, Spec, Via, buffer, fresh_key, one, one_replica, pattern, whole,
+};
+
+// contract: session-12
+#[tokio::test]
+async fn a_damaged_byte_is_never_served() {
+    for via in Via::ALL {
+        let cluster = Spec::new(via).start().await;
+        let client = cluster.client().await;
+        let (damaged, sound) = (fresh_key(), fresh_key());
+        let size = 64 * KIB;
+        let session = client
+            .start_put(&damaged, size)
+            .await
+            .expect("there is room");
+        for row in 0..4 {
+            client
+                .write(&session, row * 16 * KIB, &pattern(row, 16 * KIB))
+                .await
+                .expect("up");
+        }
+        let replica = session.replicas().next().expect("one");
+        client.end(session).await.expect("whole");
+        client.store(&sound, &pattern(9, size)).await;
+        let at = replica.payload_offset() + 20 * KIB;
+        let node = &cluster.nodes[0];
+        let byte = node.peek(at, 1).await[0];
+        node.poke(at, &[byte ^ 0x10]).await;
+
+        let loaded = client.get(&[damaged.clone(), sound]).await;
+        let error = loaded[0].as_ref().expect_err("damaged");
+        assert!(
+            matches!(
+                error,
+                StoreError::ChecksumMismatch {
+                    offset: 16_384,
+                    len: 16_384
+                }
+            ),
+            "{error}"
+        );
+        assert_eq!(
+            loaded[1].as_ref().expect("its neighbour is sound")[..],
+            pattern(9, size)[..]
+        );
+        let get = client
+            .start_get(&damaged)
+            .await
+            .expect("the header is sound");
+        let error = client
+            .read(&get, 16 * KIB, 16 * KIB)
+            .await
+            .expect_err("the damaged row");
+        assert!(
+            matches!(error, StoreError::ChecksumMismatch { .. }),
+            "{error}"
+        );
+        for row in [0, 2, 3] {
+            let (done, bytes) = client
+                .read(&get, row * 16 * KIB, 16 * KIB)
+                .await
+                .expect("sound");
+            assert_eq!(bytes, pattern(row, 16 * KIB));
+            assert_eq!(done.verified, 16 * KIB);
+        }
+        let (done, _) = client
+            .read(&get, 100, 100)
+            .await
+            .expect("a part of a sound row");
+        assert_eq!(
+            (done.verified, done.unverified),
+            (0, 100),
+            "and it says that it can't know"
+        );
+        assert_eq!(client.stats().mismatches, 2);
+        drop(get);
+
+        // A damaged header is no header.
+        node.poke(replica.offset + 40, &[0xFF; 4]).await;
+        let error = client.start_get(&damaged).await.expect_err("damaged");
+        assert!(
+            matches!(error, StoreError::HeaderMismatch { .. }),
+            "{error}"
+        );
+    }
+}
+
+// contract: session-12
+#[tokio::test]
+async fn another_deployments_object_is_refused_before_a_byte_lands() {
+    let cluster = Spec::new(Via::Tcp).start().await;
+    let client = cluster.client().await;
+    let (theirs, ours) = (Fingerprint([7; 16]), Fingerprint([8; 16]));
+    let keys = [fresh_key(), fresh_key(), fresh_key()];
+    for (key, fingerprint) in keys.iter().zip([Some(theirs), Some(ours), None]) {
+        let memory = buffer(client.engine(), pattern(1, KIB));
+        let mut request = PutRequest::new(key.clone(), vec![whole(&memory)]);
+        request.fingerprint = fingerprint;
+        one(client.put(vec![request], &one_replica()).await).expect("there is room");
+    }
+    let options = GetOptions {
+        fingerprint: Some(ours),
+        ..GetOptions::default()
+    };
+    let before = client.stats().bytes_read;
+    let mut sessions = client.start_gets(&keys, options).await;
+    for (at, found) in [(2, None), (0, Some(theirs))] {
+        let error = sessions.remove(at).expect_err("not ours");
+        assert!(
+            matches!(error, StoreError::FingerprintMismatch { expected, found: f } if expected == ours && f == found),
+            "{error}"
+        );
+        assert!(error.to_string().contains(&ours.to_string()), "{error}");
+    }
+    let ours_session = one(sessions).expect("ours");
+    assert_eq!(ours_session.fingerprint(), Some(ours));
+    assert_eq!(client.stats().bytes_read, before);
+    client.end_gets(vec![ours_session]).await;
+    assert_eq!(client.stats().open_gets, 0);
+    for removed in client.remove(&keys, false).await {
+        removed.expect("refused sessions hold no lease");
+    }
+}
