@@ -25,8 +25,12 @@ use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig,
 /// Keys of one call.
 const BATCH: usize = 256;
 
-/// Keys of which each figure is taken.
+/// Keys of which each figure is taken at most.
 const SAMPLE: usize = 100_000;
+
+/// Keys of which each figure is taken at least, in several rounds if need be: the processor's time is told
+/// in steps of milliseconds.
+const AT_LEAST: usize = 600_000;
 
 const OBJECT_BYTES: u64 = 60_000;
 const SEGMENTS: u64 = 8;
@@ -150,15 +154,6 @@ fn resident() -> u64 {
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// Times calls over batches of keys and returns keys per second.
-fn rate(keys: usize, mut call: impl FnMut(usize) -> Duration) -> f64 {
-    let mut spent = Duration::ZERO;
-    for first in (0..keys).step_by(BATCH) {
-        spent += call(first);
-    }
-    keys as f64 / spent.as_secs_f64()
-}
-
 /// Time that this thread has spent on a processor.
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
@@ -171,72 +166,89 @@ fn time<T>(call: impl FnOnce() -> T) -> (T, Duration) {
     (value, processor_time().saturating_sub(start))
 }
 
+/// Adds up what calls of one kind take.
+#[derive(Default)]
+struct Meter {
+    keys: usize,
+    spent: Duration,
+}
+
+impl Meter {
+    /// Calls for every batch and times them all together.
+    fn run<I, O>(&mut self, batches: &[Vec<I>], mut call: impl FnMut(&[I]) -> O) -> Vec<O> {
+        let calls = || batches.iter().map(|batch| call(batch)).collect();
+        let (answers, spent) = time(calls);
+        self.keys += batches.iter().map(Vec::len).sum::<usize>();
+        self.spent += spent;
+        answers
+    }
+
+    /// Million keys per second.
+    fn rate(&self) -> f64 {
+        self.keys as f64 / self.spent.as_secs_f64() / 1e6
+    }
+}
+
+fn batches(numbers: impl Iterator<Item = usize>) -> Vec<Vec<ObjectKey>> {
+    let keys: Vec<_> = numbers.map(key).collect();
+    keys.chunks(BATCH).map(<[_]>::to_vec).collect()
+}
+
 fn measure(objects: usize) {
     let before = resident();
-    let scene = scene((objects + SAMPLE) as u64);
+    let sample = SAMPLE.min(objects);
+    let scene = scene((objects + sample) as u64);
     for first in (0..objects).step_by(BATCH) {
         let keys: Vec<_> = (first..objects.min(first + BATCH)).map(key).collect();
         scene.put_end(&scene.put_start(&keys));
     }
     let per_object = (resident() - before) / objects as u64;
-    let batch = |first: usize| -> Vec<_> { (first..first + BATCH).map(key).collect() };
-    // Keys far apart, so that every call meets a cold part of the table.
-    let sample = SAMPLE.min(objects) / BATCH * BATCH;
-    let stride = objects / sample;
-    let spread = |first: usize| -> Vec<_> {
-        let numbers = first..first + BATCH;
-        numbers.map(|number| key(number * stride)).collect()
-    };
-    let exists = rate(sample, |first| {
-        let keys = spread(first);
-        time(|| scene.exists(&keys)).1
-    });
-    let mut read = Vec::new();
-    let get_start = rate(sample, |first| {
-        let keys = spread(first);
-        let (objects, spent) = time(|| scene.get_start(&keys));
-        read.push(objects);
-        spent
-    });
-    let get_end = rate(sample, |first| {
-        let objects = &read[first / BATCH];
-        let end = || scene.state.get_end(scene.now, &scene.caller, objects);
-        time(end).1
-    });
-    let mut started = Vec::new();
-    let put_start = rate(sample, |first| {
-        let keys = batch(objects + first);
-        let (objects, spent) = time(|| scene.put_start(&keys));
-        started.push(objects);
-        spent
-    });
-    let put_end = rate(sample, |first| {
-        let objects = &started[first / BATCH];
-        time(|| scene.put_end(objects)).1
-    });
-    // The pool is as good as full now: every put evicts.
+    // Keys far apart, so that every call meets a cold part of a large table.
+    let known = batches((0..sample).map(|number| number * (objects / sample)));
+    let new = batches(objects..objects + sample);
+    let [mut exists, mut get_start, mut get_end] = <[Meter; 3]>::default();
+    let [mut put_start, mut put_end, mut remove, mut evict] = <[Meter; 4]>::default();
+    let tenant = Tenant::default();
+    for _ in 0..AT_LEAST.div_ceil(sample) {
+        exists.run(&known, |keys| scene.exists(keys));
+        let read = get_start.run(&known, |keys| scene.get_start(keys));
+        get_end.run(&read, |objects| {
+            scene.state.get_end(scene.now, &scene.caller, objects);
+        });
+        let started = put_start.run(&new, |keys| scene.put_start(keys));
+        put_end.run(&started, |objects| scene.put_end(objects));
+        remove.run(&new, |keys| {
+            scene.state.remove(scene.now, &tenant, keys, true);
+        });
+    }
+    // Once the pool is full every put evicts.
     let later = Scene {
         now: scene.now + Duration::from_hours(1),
         ..scene
     };
-    let evicting = rate(sample, |first| {
-        let keys = batch(objects + SAMPLE + first);
-        time(|| later.put_end(&later.put_start(&keys))).1
+    later.state.gauges();
+    for batch in &new {
+        later.put_end(&later.put_start(batch));
+    }
+    let last = objects + sample;
+    let newer = batches(last..last + sample);
+    evict.run(&newer, |keys| later.put_end(&later.put_start(keys)));
+    let single = key(last);
+    let ((), spent) = time(|| {
+        (0..1_000_000).for_each(|_| later.exists(std::slice::from_ref(&single)));
     });
-    let single = key(0);
-    let keys = std::slice::from_ref(&single);
-    let ((), spent) = time(|| (0..200_000).for_each(|_| later.exists(keys)));
     println!(
         "{objects:>9} objects: {per_object:>4} B each; million keys/s: exists {:.2}, get_start {:.2}, \
-         get_end {:.2}, put_start {:.2}, put_end {:.2}, put with eviction {:.2}; one exists {:?}; \
-         evicted {}",
-        exists / 1e6,
-        get_start / 1e6,
-        get_end / 1e6,
-        put_start / 1e6,
-        put_end / 1e6,
-        evicting / 1e6,
-        spent / 200_000,
+         get_end {:.2}, put_start {:.2}, put_end {:.2}, remove {:.2}, put with eviction {:.2}; \
+         one exists {} ns; evicted {}",
+        exists.rate(),
+        get_start.rate(),
+        get_end.rate(),
+        put_start.rate(),
+        put_end.rate(),
+        remove.rate(),
+        evict.rate(),
+        spent.as_millis(),
         later.state.counters().evicted().objects,
     );
 }

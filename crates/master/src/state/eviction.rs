@@ -7,8 +7,9 @@
 //!
 //! It runs in the background above the watermark, down to one `eviction_ratio` below it and a bounded number
 //! of objects a step; and at once inside an allocation that finds no room. The latter stops as soon as a
-//! hole is large enough. Since the order is kept, contiguous room is not sought out but waited for: what
-//! one allocation may evict is bounded, in bytes, and after that it is refused.
+//! hole is large enough. Since the order is kept, contiguous room is not sought out but waited for, and
+//! segments that the caller can't reach are not left out: what one allocation may evict is bounded, and after
+//! that it is refused.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -29,8 +30,9 @@ const STEP: u64 = 16_384;
 const RUN: usize = 64;
 
 /// An allocation may evict this many times its own length, or one `eviction_ratio` of the pool if that is
-/// more.
+/// more; and in any case no more objects than this.
 const PATIENCE: u64 = 64;
+const MOST_OBJECTS: u64 = 65_536;
 
 /// For a further replica, when one has been placed, only this many times.
 const PATIENCE_FOR_MORE: u64 = 8;
@@ -41,9 +43,10 @@ pub(super) struct Pressure {
     over: bool,
 }
 
-/// What an eviction is to achieve at most.
-#[derive(Clone, Copy, Debug)]
+/// What an eviction is to achieve, or has achieved. It stops at either.
+#[derive(Clone, Copy, Debug, Default)]
 struct Goal {
+    /// Of the granules that come free.
     bytes: u64,
     objects: u64,
 }
@@ -69,25 +72,26 @@ impl State {
         let need = granule_bytes(len);
         let share = self.share(placement.capacity(), self.config.eviction_ratio);
         let mut step = need.max(wanted.min(share));
-        let mut freed = 0;
+        let mut evicted = Goal::default();
         while !placement.place(len, replicas, &mut placed) {
             let patience = if placed.places.is_empty() {
                 share.max(need.saturating_mul(PATIENCE))
             } else {
                 need.saturating_mul(PATIENCE_FOR_MORE)
             };
-            if freed >= patience {
+            if evicted.bytes >= patience || evicted.objects >= MOST_OBJECTS {
                 break;
             }
             let goal = Goal {
                 bytes: step,
-                objects: u64::MAX,
+                objects: MOST_OBJECTS - evicted.objects,
             };
-            let bytes = self.evict(now, goal, Reason::Allocation);
-            if bytes == 0 {
+            let reached = self.evict(now, goal, Reason::Allocation);
+            if reached.bytes == 0 {
                 break;
             }
-            freed += bytes;
+            evicted.bytes += reached.bytes;
+            evicted.objects += reached.objects;
             step = need;
         }
         placed
@@ -112,8 +116,8 @@ impl State {
                 bytes: used - low,
                 objects: STEP,
             };
-            let freed = self.evict(now, goal, Reason::Watermark);
-            pressure.over = freed > 0 && freed < goal.bytes;
+            let reached = self.evict(now, goal, Reason::Watermark);
+            pressure.over = reached.bytes > 0 && reached.bytes < goal.bytes;
         }
     }
 
@@ -127,9 +131,9 @@ impl State {
         (bytes as f64 * ratio) as u64
     }
 
-    /// Evicts objects in order until enough bytes are free, and returns how many are. The caller holds
+    /// Evicts objects in order until the goal is reached, and returns how far that went. The caller holds
     /// `evicting`.
-    fn evict(&self, now: Moment, goal: Goal, reason: Reason) -> u64 {
+    fn evict(&self, now: Moment, goal: Goal, reason: Reason) -> Goal {
         let mut effects = Effects::default();
         for soft in [false, true] {
             if soft && !self.config.evict_soft_pinned {
@@ -139,9 +143,12 @@ impl State {
                 break;
             }
         }
-        let freed = effects.freed_bytes;
+        let reached = Goal {
+            bytes: effects.freed_bytes,
+            objects: effects.gone[reason as usize].objects,
+        };
         self.carry_out(now, &mut effects);
-        freed
+        reached
     }
 
     /// True: the goal is reached.

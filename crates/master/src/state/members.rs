@@ -64,8 +64,8 @@ impl Members {
         self.table.write().insert(client, member).is_none()
     }
 
-    pub(crate) fn leave(&self, client: ClientId) -> bool {
-        self.table.write().remove(&client).is_some()
+    pub(crate) fn leave(&self, client: ClientId) {
+        self.table.write().remove(&client);
     }
 
     /// A member is heard of. `None`: it is not known; otherwise where it runs, if it said so.

@@ -49,9 +49,8 @@ impl State {
     /// A member goes and has no transfer in flight: what it was writing and reading is given up at once,
     /// and what it lent is gone.
     pub fn leave(&self, now: Moment, client: ClientId) {
-        if !self.members.leave(client) {
-            return;
-        }
+        // Also where the member was taken for dead before: its word rules late writes out.
+        self.members.leave(client);
         let mut effects = Effects::default();
         for number in 0..self.shards.len() {
             let mut shard = self.shard(number);

@@ -28,7 +28,7 @@
 //! In this order, each left out at will: `evicting`; the members' table; one shard; then one leaf (a
 //! segment's books, a group's members, the registry of groups). `fences` is taken with no shard's lock held;
 //! a segment's books, `events` and the member's table's readers may follow it. No call holds two shards.
-//! What a change in a shard means elsewhere is collected as [`Effects`] and carried out after its lock is
+//! What a change in a shard means elsewhere is collected as `Effects` and carried out after its lock is
 //! let go.
 
 mod alloc;

@@ -37,6 +37,7 @@ proptest! {
 
     /// Whatever the order of puts and touches, what is evicted is exactly what comes first in the order:
     /// so a prefix loses its tail and never its middle, across all shards.
+    // contract: lease-8
     #[test]
     fn evicts_exactly_in_order_of_epoch_and_reversed_index(
         prefixes in prop::collection::vec(1_usize..20, 1..8),
@@ -87,6 +88,7 @@ proptest! {
     }
 }
 
+// contract: lease-8
 #[test]
 fn a_prefix_is_shortened_from_its_tail_however_its_windows_came() {
     let (world, client) = pool(100);
@@ -135,6 +137,7 @@ fn an_unset_epoch_is_drawn_and_a_future_one_is_clamped() {
     assert_eq!(used(Epoch(u64::MAX)), drawn);
 }
 
+// contract: lease-10
 #[test]
 fn a_burst_of_puts_succeeds_when_everything_can_go() {
     let (world, client) = pool(64);
@@ -148,6 +151,7 @@ fn a_burst_of_puts_succeeds_when_everything_can_go() {
     assert_eq!(world.state.counters().refused_puts, 0);
 }
 
+// contract: lease-1, lease-9
 #[test]
 fn what_is_leased_reserved_or_hard_pinned_stays() {
     let (world, client) = pool(20);
@@ -202,6 +206,7 @@ fn a_lease_that_is_given_back_lets_its_object_go_at_once() {
     );
 }
 
+// contract: lease-9
 #[test]
 fn soft_pinned_objects_go_last_and_only_until_their_pin_ends() {
     let soft = ReplicateConfig {
@@ -264,6 +269,7 @@ fn grouped(key: &ObjectKey, group: &str) -> PutStart {
     }
 }
 
+// contract: lease-11
 #[test]
 fn a_group_goes_together() {
     let (world, client) = pool(20);

@@ -8,6 +8,8 @@ struct Scene {
     world: World,
     node: Node,
     writer: Caller,
+    /// Whoever took the key over.
+    successor: ClientId,
     key: ObjectKey,
     lost: PutStarted,
     fence: Fence,
@@ -48,6 +50,7 @@ fn scene() -> Scene {
         world,
         node,
         writer,
+        successor: other.client,
         key,
         lost,
         fence,
@@ -156,6 +159,18 @@ fn the_writer_s_revoke_or_leave_frees_it() {
     let left = scene();
     left.world.state.leave(left.world.now(), left.writer.client);
     assert!(!left.is_held());
+    // It is never too late to say so.
+    let dead = scene();
+    for _ in 0..11 {
+        dead.world.skip(SECOND);
+        for alive in [dead.node.client, dead.successor] {
+            dead.world.state.heartbeat(dead.world.now(), alive, &[]);
+        }
+        dead.world.tick();
+    }
+    assert!(dead.is_held());
+    dead.world.state.leave(dead.world.now(), dead.writer.client);
+    assert!(!dead.is_held());
 }
 
 #[test]

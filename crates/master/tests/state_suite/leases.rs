@@ -33,6 +33,7 @@ fn looking_without_a_trace_grants_nothing() {
     assert_eq!(lease_left(&world, &key), Duration::ZERO);
 }
 
+// contract: lease-4
 #[test]
 fn probes_alone_extend_a_lease_to_three_times_its_length() {
     let world = World::new();
@@ -184,6 +185,7 @@ fn a_lapsed_lease_can_be_renewed_only_while_the_version_is_there() {
     assert_eq!(world.state.counters().leases_lost, 2);
 }
 
+// contract: lease-5
 #[test]
 fn force_takes_the_name_and_keeps_the_memory() {
     let world = World::new();

@@ -31,6 +31,7 @@ fn lost(world: &World) -> Vec<(ClientId, usize)> {
     lost.collect()
 }
 
+// contract: lease-12
 #[test]
 fn a_silent_node_takes_its_replicas_along_and_others_go_on_serving() {
     let world = World::with(StateConfig::default());

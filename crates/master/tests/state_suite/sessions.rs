@@ -353,6 +353,7 @@ fn a_revoked_upsert_leaves_the_old_version() {
     assert_eq!(world.commit(&writer, &key, &newer), Ok(()));
 }
 
+// contract: lease-13
 #[test]
 fn readers_of_a_replaced_version_keep_its_memory_until_they_end() {
     let world = World::new();
