@@ -29,6 +29,7 @@ mod args;
 mod config;
 mod core;
 mod errors;
+mod logs;
 mod memory;
 mod peers;
 mod runtime;

@@ -21,11 +21,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle};
+use tokio::task::JoinError;
 
 use crate::errors::Kind;
+use crate::logs;
 
 /// Worker threads. Bytes move on the transfer engines' threads, so two are plenty.
 const WORKERS: usize = 2;
+
+/// How often a long wait looks for signals.
+const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 
 /// How long the end of the interpreter waits for all stores together.
 const CLOSE_ALL_WITHIN: Duration = Duration::from_secs(3);
@@ -47,6 +52,7 @@ pub(crate) fn handle(_py: Python<'_>) -> PyResult<Handle> {
     if let Some(current) = current.as_ref().filter(|current| current.pid == pid) {
         return Ok(current.handle.clone());
     }
+    logs::start();
     let runtime = Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .thread_name("layercake")
@@ -74,7 +80,27 @@ pub(crate) fn run<T: Send + 'static>(
     let handle = handle(py)?;
     let task = handle.spawn(future);
     py.detach(|| handle.block_on(task))
-        .map_err(|error| Kind::Error.err(format!("an internal task failed: {error}")))
+        .map_err(|error| failed(&error))
+}
+
+/// As [`run`], for waits that a person may get tired of: a signal handler that raises ends it.
+pub(crate) fn run_interruptibly<T: Send + 'static>(
+    py: Python<'_>,
+    handle: &Handle,
+    future: impl Future<Output = T> + Send + 'static,
+) -> PyResult<T> {
+    let mut task = handle.spawn(future);
+    loop {
+        let turn = async { tokio::time::timeout(SIGNALS_EVERY, &mut task).await };
+        match py.detach(|| handle.block_on(turn)) {
+            Ok(done) => return done.map_err(|error| failed(&error)),
+            Err(_) => py.check_signals().inspect_err(|_| task.abort())?,
+        }
+    }
+}
+
+fn failed(error: &JoinError) -> PyErr {
+    Kind::Error.err(format!("an internal task failed: {error}"))
 }
 
 /// A value that lives in one process: see the module's text.

@@ -19,8 +19,8 @@ use crate::errors::{self, Kind};
 use crate::runtime::{self, Close, Owned};
 use crate::store::PyStore;
 
-/// A master that runs on the runtime's threads.
-struct Embedded {
+/// A master that runs on the runtime's threads, until it is stopped or dropped.
+pub(crate) struct Embedded {
     handle: Handle,
     address: SocketAddr,
     running: Mutex<Option<Running>>,
@@ -178,6 +178,7 @@ pub(crate) fn serve(
             ..default
         },
         None,
+        Some(Arc::clone(&master)),
     );
     match store {
         Ok(store) => {

@@ -196,6 +196,7 @@ def test_a_peer_that_stands_still_costs_its_deadline():
     ):
         engine.write(peer.name, [here.address], [peer.address], [10])
         peer.process.send_signal(signal.SIGSTOP)
+        os.waitpid(peer.process.pid, os.WUNTRACED)
         started = time.monotonic()
         with pytest.raises(layercake.TransferFailed):
             engine.write(peer.name, [here.address], [peer.address], [MIB], timeout=0.5)

@@ -134,7 +134,8 @@ def test_children_of_one_parent_never_share_an_identity():
         "keep = store.start_put('open', 10)",
         "import sys; sys.modules['kept'] = (cluster, store)",
         "import atexit; atexit.register(lambda: store.put('late', b'x'))",
-        "other = layercake.Store(cluster.master); cluster.close()",
+        "other = layercake.Store(cluster.master)",
+        "store = layercake.serve(capacity='4MiB').store; import gc; gc.collect(); store.put('k', b'x')",
         "cycle = []; cycle.append((cycle, store, cluster)); del cycle, store, cluster",
         """
 import threading, time
@@ -348,3 +349,31 @@ def test_ctrl_c_is_an_exception():
             print("interrupted")
         """
     assert run_child(code).stdout == "interrupted\n"
+
+
+def test_a_long_wait_can_be_interrupted():
+    code = """
+        import os, signal, threading, time, layercake
+        cluster = layercake.serve(capacity="16MiB")
+        session = cluster.store.start_put("k", 10)
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        started = time.monotonic()
+        try:
+            cluster.store.wait_complete(["k"], timeout=60)
+        except KeyboardInterrupt:
+            assert time.monotonic() - started < 20
+            print("interrupted")
+        """
+    done = run_child(code)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+def test_log_lines_are_silent_unless_asked_for():
+    code = """
+        import layercake
+        with layercake.serve(capacity="16MiB") as cluster:
+            cluster.store.put("k", b"x")
+        """
+    assert run_child(code).stderr == ""
+    assert "DEBUG" in run_child(code, LAYERCAKE_LOG="debug").stderr
+    assert run_child(code, LAYERCAKE_LOG="this is = no filter").stderr == ""

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::error::Refusal;
@@ -30,7 +31,11 @@ const ZEROS: u64 = 1 << 20;
 
 /// The open put sessions of a client.
 #[derive(Debug, Default)]
-pub(super) struct PutTable(RwLock<HashMap<ObjectKey, Put>>);
+pub(super) struct PutTable {
+    open: RwLock<HashMap<ObjectKey, Put>>,
+    /// A write failed since the client was made: sessions may have failed bytes.
+    ever_failed: AtomicBool,
+}
 
 #[derive(Debug)]
 struct Put {
@@ -42,14 +47,14 @@ struct Put {
 impl PutTable {
     /// Takes every session out.
     pub(super) fn take_all(&self) -> Vec<PutSession> {
-        let mut table = self.0.write();
+        let mut table = self.open.write();
         table.drain().map(|(_, put)| put.session).collect()
     }
 
     /// Puts a session back; unless its key has another by now, which only a session that is over leaves
     /// room for.
     fn put_back(&self, session: PutSession, failed: RangeSet) {
-        if let Entry::Vacant(entry) = self.0.write().entry(session.key().clone()) {
+        if let Entry::Vacant(entry) = self.open.write().entry(session.key().clone()) {
             entry.insert(Put {
                 session,
                 failed: Mutex::new(failed),
@@ -80,7 +85,7 @@ impl StoreCore {
         let mut answers = Answers::new(keys.len());
         let mut entries = Vec::with_capacity(keys.len());
         {
-            let table = self.puts.0.read();
+            let table = self.puts.open.read();
             for (index, (key, &size)) in keys.iter().zip(sizes).enumerate() {
                 if let Ok(key) = key
                     && size > 0
@@ -99,7 +104,7 @@ impl StoreCore {
             .client()
             .start_puts(entries, config, Recency::default());
         let started = self.block(started);
-        let mut table = self.puts.0.write();
+        let mut table = self.puts.open.write();
         answers.fill(started, |session| match session {
             Ok(session) => {
                 let put = Put {
@@ -127,7 +132,7 @@ impl StoreCore {
         }
         let mut answers = Answers::new(keys.len());
         let written = {
-            let table = self.puts.0.read();
+            let table = self.puts.open.read();
             let mut writes = Vec::with_capacity(keys.len());
             for (index, key) in keys.iter().enumerate() {
                 let Some(put) = key.ok().and_then(|key| table.get(key)) else {
@@ -169,17 +174,18 @@ impl StoreCore {
         indices: &[usize],
         written: &[Result<u64, StoreError>],
     ) {
-        let any_failed = written.iter().any(Result::is_err);
-        let table = self.puts.0.read();
+        if written.iter().any(Result::is_err) {
+            self.puts.ever_failed.store(true, Ordering::Relaxed);
+        } else if !self.puts.ever_failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let table = self.puts.open.read();
         let keys: Vec<_> = keys.iter().collect();
         for (&index, written) in indices.iter().zip(written) {
             let Some(put) = keys[index].ok().and_then(|key| table.get(key)) else {
                 continue;
             };
             let mut failed = put.failed.lock();
-            if !any_failed && failed.is_empty() {
-                continue;
-            }
             for (&offset, &len) in offsets.row(index).iter().zip(lens.row(index)) {
                 if let Ok(range) = ByteRange::new(offset, len) {
                     match written {
@@ -263,7 +269,7 @@ impl StoreCore {
     fn take(&self, keys: &Keys) -> (Answers, Vec<Put>) {
         let mut answers = Answers::new(keys.len());
         let mut puts = Vec::with_capacity(keys.len());
-        let mut table = self.puts.0.write();
+        let mut table = self.puts.open.write();
         for (index, key) in keys.iter().enumerate() {
             if let Some(put) = key.ok().and_then(|key| table.remove(key)) {
                 answers.indices.push(index);

@@ -28,6 +28,8 @@ pub(crate) struct StoreCore {
     link: MasterLink,
     client: StoreClient,
     node: Mutex<Option<Node>>,
+    /// Whether it was closed; held while it is being closed.
+    closed: tokio::sync::Mutex<bool>,
     pub(super) puts: PutTable,
     pub(super) gets: GetTable,
 }
@@ -78,6 +80,7 @@ impl StoreCore {
             link,
             client,
             node: Mutex::new(None),
+            closed: tokio::sync::Mutex::new(false),
             puts: PutTable::default(),
             gets: GetTable::default(),
         });
@@ -139,9 +142,20 @@ impl StoreCore {
     }
 
     /// Leaves the cluster: revokes and ends what is open, withdraws what was lent, and ends what belongs to
-    /// this member. What does not end by `until` is left to the master's time-outs. Repeating it is
-    /// harmless; calls under way elsewhere end with errors.
+    /// this member. What does not end by `until` is left to the master's time-outs. Repeating it waits for the
+    /// first call; calls under way elsewhere end with errors.
     pub(crate) async fn close(&self, until: Instant) {
+        let closing = tokio::time::timeout_at(until.into(), self.closed.lock()).await;
+        match closing {
+            Ok(mut closed) if !*closed => {
+                self.end(until).await;
+                *closed = true;
+            }
+            _ => {}
+        }
+    }
+
+    async fn end(&self, until: Instant) {
         let left = || until.saturating_duration_since(Instant::now());
         let puts = self.puts.take_all();
         // What these can't do in time, the client and then the master do.

@@ -32,6 +32,8 @@ pub(crate) struct PeerEngine {
     peers: RwLock<HashMap<String, Arc<Peer>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
+    /// Whether it was closed; held while it is being closed.
+    closed: tokio::sync::Mutex<bool>,
 }
 
 /// A peer that was reached, and what it showed last.
@@ -99,6 +101,7 @@ impl PeerEngine {
             peers: RwLock::default(),
             stop,
             tasks,
+            closed: tokio::sync::Mutex::new(false),
         }))
     }
 
@@ -278,8 +281,20 @@ impl PeerEngine {
         Ok(self.refresh(name, &peer).await?.table.first())
     }
 
-    /// Ends the listener, the streams and the engine; transfers in flight end with errors.
+    /// Ends the listener, the streams and the engine; transfers in flight end with errors. Repeating it
+    /// waits for the first call.
     pub(crate) async fn close(&self, until: Instant) {
+        let closing = tokio::time::timeout_at(until.into(), self.closed.lock()).await;
+        match closing {
+            Ok(mut closed) if !*closed => {
+                self.end(until).await;
+                *closed = true;
+            }
+            _ => {}
+        }
+    }
+
+    async fn end(&self, until: Instant) {
         self.stop.cancel();
         self.peers.write().clear();
         let left = until.saturating_duration_since(Instant::now());

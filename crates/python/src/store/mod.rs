@@ -22,6 +22,7 @@ use crate::config::{PyReplicateConfig, or_default};
 use crate::core::{EngineCore, EngineSettings, Health, StoreCore, StoreSettings, Trust};
 use crate::errors::{self, Kind};
 use crate::runtime::{self, Owned};
+use crate::serve::Embedded;
 use crate::session::{PyGetSession, PyPutSession};
 use crate::transfer::PyTransferEngine;
 
@@ -64,6 +65,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) struct PyStore {
     core: Owned<Arc<StoreCore>>,
     closed: AtomicBool,
+    /// A master in this process, which ends with the last store and cluster that it was made for.
+    host: Owned<Option<Arc<Embedded>>>,
 }
 
 impl PyStore {
@@ -72,6 +75,7 @@ impl PyStore {
         py: Python<'_>,
         settings: StoreSettings,
         shared: Option<Arc<EngineCore>>,
+        host: Option<Arc<Embedded>>,
     ) -> PyResult<Self> {
         let core = runtime::run(py, StoreCore::open(settings, shared))?;
         let core = core.map_err(|error| errors::raise(&error))?;
@@ -79,6 +83,7 @@ impl PyStore {
         Ok(Self {
             core: Owned::new(core),
             closed: AtomicBool::new(false),
+            host: Owned::new(host),
         })
     }
 
@@ -94,12 +99,15 @@ impl PyStore {
 impl Drop for PyStore {
     fn drop(&mut self) {
         // In a forked child there is nothing to end.
-        if let Ok(core) = self.core.get()
+        if let (Ok(core), Ok(host)) = (self.core.get(), self.host.get())
             && !self.closed.load(Ordering::Acquire)
         {
-            let core = Arc::clone(core);
+            let (core, host) = (Arc::clone(core), host.clone());
             let handle = core.handle().clone();
-            handle.spawn(async move { core.close(Instant::now() + CLOSE_WITHIN).await });
+            handle.spawn(async move {
+                core.close(Instant::now() + CLOSE_WITHIN).await;
+                drop(host);
+            });
         }
     }
 }
@@ -160,7 +168,7 @@ impl PyStore {
             })
         };
         let settings = settings().map_err(|error| errors::raise(&error))?;
-        Self::open(py, settings, shared)
+        Self::open(py, settings, shared, None)
     }
 
     /// The member's name, which ``preferred_segments`` refers to.

@@ -15,6 +15,7 @@ use crate::args::{Bytes, BytesMut, Key, Keys};
 use crate::core::StoreCore;
 use crate::errors::{self, Failure, Kind};
 use crate::memory;
+use crate::runtime;
 use crate::session::{lost, usable};
 
 /// The answer of a call on one key.
@@ -296,6 +297,8 @@ pub(super) fn wait_complete<'py>(
     keys: &Keys,
     timeout: Duration,
 ) -> PyResult<Bound<'py, PyList>> {
-    let done = py.detach(|| core.block(core.client().wait_complete(keys.good(), timeout)));
+    let (client, good) = (core.client().clone(), keys.good().to_vec());
+    let wait = async move { client.wait_complete(&good, timeout).await };
+    let done = runtime::run_interruptibly(py, core.handle(), wait)?;
     key_list(py, keys, done, |()| Ok(none(py)))
 }
