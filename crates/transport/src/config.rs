@@ -290,6 +290,7 @@ mod tests {
         }
     }
 
+    // contract: transport-12
     #[test]
     fn an_open_listener_needs_a_token_or_insecure() {
         let mut config = EngineConfig {

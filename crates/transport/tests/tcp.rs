@@ -164,6 +164,7 @@ fn dev_09_a_dead_peer_delays_no_transfer_to_another() {
     }
 }
 
+// contract: transport-9
 #[test]
 fn dev_09_transfers_to_a_dead_peer_fail_in_time_and_leave_nothing() {
     let dead = dead_peers();

@@ -178,6 +178,7 @@ fn a_peer_that_stands_still_for_a_while_is_waited_for() {
     assert_eq!(child.ask("9"), "true");
 }
 
+// contract: transport-8, transport-9
 #[test]
 fn a_peer_that_stands_still_for_too_long_is_given_up_and_served_again_later() {
     let progress = Duration::from_millis(300);
@@ -217,6 +218,7 @@ fn a_peer_that_stands_still_for_too_long_is_given_up_and_served_again_later() {
     assert_eq!(child.ask("10"), "true");
 }
 
+// contract: transport-8
 #[test]
 fn a_transfer_that_takes_too_long_is_a_timeout() {
     let progress = Duration::from_millis(1500);
