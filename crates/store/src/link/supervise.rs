@@ -30,6 +30,10 @@ pub(super) async fn supervise<C: Connector>(shared: Arc<Shared>, connector: C, f
         let mut established = first;
         loop {
             let reason = serve(&shared, established).await;
+            if matches!(shared.status(), Status::Closed) {
+                // This side is leaving: it is no loss that the master forgets it, and it must not join again.
+                return;
+            }
             tracing::warn!(master = %shared.master, %reason, "lost the master, connecting anew");
             established = reconnect(&shared, &connector).await;
             tracing::info!(master = %shared.master, "the master is back");
