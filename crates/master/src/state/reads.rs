@@ -49,7 +49,7 @@ impl State {
                 }
                 if !query.peek {
                     entry.touch(epoch, prefix_index(query.recency.first_index, position));
-                    shard.grant_probe(&self.config, now, slot);
+                    shard.grant_probe(&self.config, now, slot, caller.client);
                 }
                 Presence::Complete
             });

@@ -304,28 +304,42 @@ impl World {
         answers.pop().unwrap()
     }
 
-    /// Probes keys, with a lease.
+    /// Probes keys, with a lease, as a client that has not joined.
     pub(crate) fn probe(&self, keys: &[ObjectKey]) -> Vec<Presence> {
         self.probe_at(keys, Recency::default())
     }
 
     pub(crate) fn probe_at(&self, keys: &[ObjectKey], recency: Recency) -> Vec<Presence> {
-        self.exists(keys, recency, false)
+        self.exists(&nobody(), keys, recency, false)
+    }
+
+    pub(crate) fn probe_as(&self, caller: &Caller, keys: &[ObjectKey]) -> Vec<Presence> {
+        self.exists(caller, keys, Recency::default(), false)
     }
 
     /// What a key holds, without a trace.
     pub(crate) fn presence(&self, key: &ObjectKey) -> Presence {
-        self.exists(std::slice::from_ref(key), Recency::default(), true)[0]
+        self.exists(
+            &nobody(),
+            std::slice::from_ref(key),
+            Recency::default(),
+            true,
+        )[0]
     }
 
     /// How many of these keys are there, without a trace.
     pub(crate) fn count(&self, keys: &[ObjectKey]) -> usize {
-        let found = self.exists(keys, Recency::default(), true);
+        let found = self.exists(&nobody(), keys, Recency::default(), true);
         found.iter().filter(|p| **p == Presence::Complete).count()
     }
 
-    fn exists(&self, keys: &[ObjectKey], recency: Recency, peek: bool) -> Vec<Presence> {
-        let caller = nobody();
+    fn exists(
+        &self,
+        caller: &Caller,
+        keys: &[ObjectKey],
+        recency: Recency,
+        peek: bool,
+    ) -> Vec<Presence> {
         let query = Exists {
             probe: Probe::Readable,
             keys,
@@ -334,7 +348,7 @@ impl World {
             unreachable: &[],
             peek,
         };
-        self.state.exists(self.now(), &caller, &query).0
+        self.state.exists(self.now(), caller, &query).0
     }
 
     /// An epoch later than all before.

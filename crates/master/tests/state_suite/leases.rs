@@ -98,6 +98,42 @@ fn a_probe_long_after_the_last_grants_a_full_lease() {
 }
 
 #[test]
+fn a_session_takes_its_own_client_s_probe_along() {
+    let world = World::new();
+    let (a, b) = (world.client(), world.client());
+    let key = key("k");
+    world.store(&a, &key, 10);
+    let probe = |client| world.probe_as(client, std::slice::from_ref(&key));
+    let read = |client| {
+        let generation = world.get(client, &key).unwrap().generation();
+        assert_eq!(lease_left(&world, &key), 10 * SECOND);
+        world.end(client, &key, generation);
+    };
+    probe(&a);
+    world.pass(SECOND);
+    probe(&a);
+    read(&a);
+    assert_eq!(lease_left(&world, &key), Duration::ZERO);
+    // What another client was promised stays.
+    probe(&a);
+    world.pass(SECOND);
+    probe(&b);
+    read(&a);
+    assert_eq!(lease_left(&world, &key), 10 * SECOND);
+    world.pass(20 * SECOND);
+    probe(&b);
+    read(&a);
+    assert_eq!(lease_left(&world, &key), 10 * SECOND);
+    // So does what a plain read was granted.
+    world.pass(20 * SECOND);
+    world.read(&b, &key).unwrap();
+    world.pass(4 * SECOND);
+    probe(&a);
+    read(&a);
+    assert_eq!(lease_left(&world, &key), 10 * SECOND);
+}
+
+#[test]
 fn a_session_holds_its_lease_while_it_renews_and_gives_it_back() {
     let world = World::new();
     let (writer, reader) = (world.client(), world.client());

@@ -66,14 +66,13 @@ impl BitTree {
 
     /// The greatest member that is below `bound`.
     pub(crate) fn before(&self, bound: usize) -> Option<usize> {
-        let mut index = bound;
+        let mut index = bound.min(self.levels[0].len() * WORD);
         for (height, level) in self.levels.iter().enumerate() {
             if index == 0 {
                 return None;
             }
             let last = index - 1;
-            let word = level.get(last / WORD).copied().unwrap_or(0);
-            let rest = word & (u64::MAX >> (WORD - 1 - last % WORD));
+            let rest = level[last / WORD] & (u64::MAX >> (WORD - 1 - last % WORD));
             if rest != 0 {
                 let found = last / WORD * WORD + WORD - 1 - rest.leading_zeros() as usize;
                 return Some(self.descend(height, found, u64::ilog2));

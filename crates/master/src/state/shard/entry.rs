@@ -35,7 +35,8 @@ pub(crate) enum Places {
     #[default]
     None,
     One(Place),
-    Many(Box<[Place]>),
+    /// Boxed twice: so the common case stays as small as a pointer and a tag.
+    Many(Box<Box<[Place]>>),
 }
 
 impl Places {
@@ -75,7 +76,7 @@ impl From<Vec<Place>> for Places {
         match places[..] {
             [] => Self::None,
             [place] => Self::One(place),
-            _ => Self::Many(places.into_boxed_slice()),
+            _ => Self::Many(Box::new(places.into_boxed_slice())),
         }
     }
 }
@@ -126,6 +127,9 @@ pub(crate) const REPLACEMENT: u8 = 32;
 /// No probe has been granted a lease since the last read.
 pub(crate) const NO_PROBE: Moment = Moment::END;
 
+/// Who probes an entry: nobody in particular.
+pub(crate) const ANYBODY: u32 = u32::MAX;
+
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -140,6 +144,8 @@ pub(crate) struct Entry {
     pub(crate) lease: Moment,
     /// Start of the run of probes that the lease rests on.
     pub(crate) first_probe: Moment,
+    /// A digest of the client that alone made that run of probes, or [`ANYBODY`].
+    pub(crate) prober: u32,
     pub(crate) places: Places,
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) header_len: u32,
@@ -164,6 +170,7 @@ impl Entry {
             epoch: Epoch::UNSET,
             lease: Moment::START,
             first_probe: NO_PROBE,
+            prober: ANYBODY,
             places: Places::None,
             group: None,
             header_len: 0,

@@ -9,11 +9,14 @@
 //! the run extend the lease up to `probe_lease_factor` times its length after that start. A read ends the
 //! run, and so does a time of one lease's length in which the entry was free: for so long it could be
 //! evicted, and a scheduler that asks again long after gets a full lease again.
+//!
+//! A client that probes and then opens a session needs the probe's lease no longer. If nobody else rests on
+//! the common lease, the session takes its place, so that all of it is given back at the session's end.
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{ClientId, Generation};
 
-use super::entry::{HAS_READERS, NO_PROBE, Phase, Queue};
+use super::entry::{ANYBODY, HAS_READERS, NO_PROBE, Phase, Queue};
 use super::{Effects, Fate, Shard};
 use crate::state::config::StateConfig;
 use crate::state::moment::Moment;
@@ -67,6 +70,13 @@ impl Readers {
     }
 }
 
+/// Tells the clients that probe an entry apart, nearly always.
+fn digest(client: ClientId) -> u32 {
+    let folded = (client.0 >> 64) ^ client.0;
+    let folded = ((folded >> 32) ^ folded) & u128::from(u32::MAX);
+    u32::try_from(folded).unwrap_or(ANYBODY).min(ANYBODY - 1)
+}
+
 impl Shard {
     /// When the last lease of an entry ends.
     pub(crate) fn lease_end(&self, slot: u32) -> Moment {
@@ -86,14 +96,25 @@ impl Shard {
         readers.map_or(0, |r| r.iter().filter(|r| r.until > now).count())
     }
 
-    /// A probe found the entry.
-    pub(crate) fn grant_probe(&mut self, config: &StateConfig, now: Moment, slot: u32) {
+    /// A client's probe found the entry.
+    pub(crate) fn grant_probe(
+        &mut self,
+        config: &StateConfig,
+        now: Moment,
+        slot: u32,
+        client: ClientId,
+    ) {
         let entry = &mut self.slab[slot];
         let full = now + config.lease;
         if entry.first_probe == NO_PROBE || now >= entry.lease + config.lease {
+            let alone = entry.lease <= now;
+            entry.prober = if alone { digest(client) } else { ANYBODY };
             entry.first_probe = now;
             entry.lease = entry.lease.max(full);
         } else {
+            if entry.prober != digest(client) {
+                entry.prober = ANYBODY;
+            }
             let bound = entry.first_probe + config.lease * config.probe_lease_factor;
             entry.lease = entry.lease.max(full.min(bound));
         }
@@ -117,6 +138,9 @@ impl Shard {
     ) {
         let until = now + config.lease;
         let entry = &mut self.slab[slot];
+        if entry.first_probe != NO_PROBE && entry.prober == digest(client) {
+            entry.lease = Moment::START;
+        }
         entry.first_probe = NO_PROBE;
         entry.flags |= HAS_READERS;
         let reader = Reader { client, until };

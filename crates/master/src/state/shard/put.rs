@@ -16,7 +16,8 @@ use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::ids::{ClientId, EngineId, Epoch, Generation};
 
 use super::entry::{
-    Entry, HARD_PINNED, NO_PROBE, Phase, Place, Places, Queue, REPLACEMENT, REPLACING, WATCHED,
+    ANYBODY, Entry, HARD_PINNED, NO_PROBE, Phase, Place, Places, Queue, REPLACEMENT, REPLACING,
+    WATCHED,
 };
 use super::{Effects, Fate, Reason, Shard};
 use crate::state::config::StateConfig;
@@ -122,6 +123,7 @@ impl Shard {
             epoch: wanted.epoch,
             lease: Moment::START,
             first_probe: NO_PROBE,
+            prober: ANYBODY,
             places: Places::None,
             group: wanted.group,
             header_len: wanted.header_len,

@@ -49,12 +49,21 @@ struct Version {
     readers: HashMap<ClientId, Moment>,
     lease: Moment,
     first_probe: Option<Moment>,
+    /// Who alone made the run of probes.
+    prober: Option<ClientId>,
 }
 
 impl Version {
     fn lease_end(&self) -> Moment {
         let readers = self.readers.values().copied();
         readers.fold(self.lease, Moment::max)
+    }
+
+    fn open_session(&mut self, now: Moment, client: ClientId) {
+        if self.first_probe.take().is_some() && self.prober == Some(client) {
+            self.lease = Moment::START;
+        }
+        self.readers.insert(client, now + LEASE);
     }
 
     fn spans(&self) -> impl Iterator<Item = (SegmentId, Range<u64>)> {
@@ -279,7 +288,7 @@ impl Model {
                     self.end(generation, client);
                 }
             }
-            Op::Probe { first } => self.probe(first),
+            Op::Probe { client, first } => self.probe(client, first),
             Op::Remove { key, force } => self.remove(key, force),
             Op::Pass { millis } => self.pass(millis),
             Op::AnswerFence { fence, attached } => self.answer_fence(fence, attached),

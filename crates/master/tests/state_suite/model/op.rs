@@ -36,6 +36,7 @@ pub(super) enum Op {
         client: usize,
     },
     Probe {
+        client: usize,
         first: usize,
     },
     Remove {
@@ -75,7 +76,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(client, key, session)| Op::Get { client, key, session }),
         2 => (version(), client.clone()).prop_map(|(version, client)| Op::Renew { version, client }),
         3 => (version(), client.clone()).prop_map(|(version, client)| Op::End { version, client }),
-        2 => key.clone().prop_map(|first| Op::Probe { first }),
+        3 => (client.clone(), key.clone()).prop_map(|(client, first)| Op::Probe { client, first }),
         2 => (key, any::<bool>()).prop_map(|(key, force)| Op::Remove { key, force }),
         4 => (1_u64..2500).prop_map(|millis| Op::Pass { millis }),
         2 => (any::<prop::sample::Index>(), any::<bool>())

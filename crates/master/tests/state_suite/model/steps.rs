@@ -71,6 +71,7 @@ impl Model {
                     readers: HashMap::new(),
                     lease: Moment::START,
                     first_probe: None,
+                    prober: None,
                 };
                 self.check_new_places(started.generation, &version);
                 self.open.insert(key, started.generation.0);
@@ -204,10 +205,10 @@ impl Model {
             places.collect::<BTreeSet<_>>()
         };
         assert_eq!(sorted(&got.replicas), sorted(&version.places));
-        version.first_probe = None;
         if session {
-            version.readers.insert(caller.client, now + LEASE);
+            version.open_session(now, caller.client);
         } else {
+            version.first_probe = None;
             version.lease = version.lease.max(now + LEASE);
         }
     }
@@ -226,9 +227,7 @@ impl Model {
                 .is_some_and(|until| *until > now);
         if current || held {
             assert_eq!(answer, Ok(()));
-            let version = self.version(generation);
-            version.first_probe = None;
-            version.readers.insert(caller.client, now + LEASE);
+            self.version(generation).open_session(now, caller.client);
         } else {
             assert_eq!(answer, Err(Refusal::LeaseExpired));
         }
@@ -242,10 +241,11 @@ impl Model {
         self.world.end(&caller, &name, Generation(generation));
     }
 
-    pub(super) fn probe(&mut self, first: usize) {
+    pub(super) fn probe(&mut self, client: usize, first: usize) {
         let now = self.now();
+        let caller = self.clients[client].clone();
         let names: Vec<_> = (first..KEYS).map(name).collect();
-        let found = self.world.probe(&names);
+        let found = self.world.probe_as(&caller, &names);
         for (key, presence) in (first..KEYS).zip(found) {
             if let Some(generation) = self.complete.get(&key).copied() {
                 assert_eq!(presence, Presence::Complete);
@@ -254,9 +254,11 @@ impl Model {
                     Some(start) if now < version.lease + LEASE => {
                         let end = (now + LEASE).min(start + LEASE * 3);
                         version.lease = version.lease.max(end);
+                        version.prober = version.prober.filter(|p| *p == caller.client);
                     }
                     _ => {
                         version.first_probe = Some(now);
+                        version.prober = (version.lease <= now).then_some(caller.client);
                         version.lease = version.lease.max(now + LEASE);
                     }
                 }
