@@ -37,8 +37,10 @@ pub(crate) fn check() -> Result<()> {
     }
 }
 
+/// Whether a file is a module of a library or program, its unit tests apart.
 fn is_library(file: &Path) -> bool {
-    file.starts_with("crates") && file.components().any(|part| part.as_os_str() == "src")
+    let has = |name: &str| file.components().any(|part| part.as_os_str() == name);
+    file.starts_with("crates") && has("src") && !has("tests.rs") && !has("tests")
 }
 
 /// What git tracks, and new files it does not ignore, relative to the root.
