@@ -21,7 +21,7 @@
 //! `rep movsb` is as fast as the C library's copy on processors with fast strings (measured: 0.95 to
 //! 1.2 times from 4 KiB up), so there is no vector loop without a checksum.
 
-#![allow(
+#![expect(
     unsafe_code,
     reason = "the copy routine of memory that peers may write; argued in the header"
 )]

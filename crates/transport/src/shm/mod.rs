@@ -51,6 +51,7 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 
 use self::initiator::Initiator;
+pub(crate) use self::owner::UnderWay;
 use self::owner::Exports;
 use self::service::{Service, Shared, WAKER};
 use crate::backend::{Backend, Context};
@@ -131,11 +132,20 @@ impl Shm {
         self.shared.exports.wait_detached(engine, until)
     }
 
-    /// Waits until every copy is over that this engine (or any) had begun by itself when called; says
-    /// whether that came about by `until`. Copies that begin later see what the caller stored before,
-    /// raised generation tags in particular.
-    pub(crate) fn wait_quiet(&self, engine: Option<EngineId>, until: Instant) -> bool {
-        self.shared.exports.quiet(engine, until)
+    /// The copies that this engine (or any) has under way by itself. Copies that begin later see what
+    /// the caller stored before, raised generation tags in particular.
+    pub(crate) fn under_way(&self, engine: Option<EngineId>) -> UnderWay {
+        self.shared.exports.under_way(engine)
+    }
+
+    /// Whether those copies are over.
+    pub(crate) fn are_over(&self, under_way: &UnderWay) -> bool {
+        self.shared.exports.are_over(under_way)
+    }
+
+    /// Waits until those copies are over; says whether that came about by `until`.
+    pub(crate) fn wait_over(&self, under_way: &UnderWay, until: Instant) -> bool {
+        self.shared.exports.wait_over(under_way, until)
     }
 
     fn stop(&self, deadline: Instant) {

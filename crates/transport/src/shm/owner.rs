@@ -54,6 +54,10 @@ struct Peers {
     attached: BTreeMap<PeerKey, Peer>,
 }
 
+/// Copies that peers had under way at one moment.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Vec<(PeerKey, Raised)>);
+
 /// What goes with [`Message::Opened`].
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -201,23 +205,30 @@ impl Exports {
         true
     }
 
-    /// Waits until every copy is over that this engine (or any) had begun when called: copies that
-    /// begin later see what the caller has stored before. Says whether that came about by `until`.
-    pub(super) fn quiet(&self, engine: Option<EngineId>, until: Instant) -> bool {
-        self.quiet_where(until, |peer| {
-            engine.is_none_or(|engine| peer.engine == engine)
-        })
+    /// The copies that this engine (or any) has under way now: copies that begin later see what the
+    /// caller has stored before.
+    pub(super) fn under_way(&self, engine: Option<EngineId>) -> UnderWay {
+        self.under_way_where(|peer| engine.is_none_or(|engine| peer.engine == engine))
     }
 
-    fn quiet_where(&self, until: Instant, concerns: impl Fn(&Peer) -> bool) -> bool {
-        let mut peers = self.peers.lock();
+    fn under_way_where(&self, concerns: impl Fn(&Peer) -> bool) -> UnderWay {
+        let peers = self.peers.lock();
         let concerned = peers.attached.iter().filter(|(_, peer)| concerns(peer));
         let raised = concerned.map(|(key, peer)| (*key, peer.slots.raised()));
-        let mut raised: Vec<(PeerKey, Raised)> = raised.collect();
+        UnderWay(raised.filter(|(_, raised)| !raised.is_empty()).collect())
+    }
+
+    /// Whether those copies are over.
+    pub(super) fn are_over(&self, under_way: &UnderWay) -> bool {
+        self.peers.lock().are_over(under_way)
+    }
+
+    /// Waits until those copies are over; says whether that came about by `until`.
+    pub(super) fn wait_over(&self, under_way: &UnderWay, until: Instant) -> bool {
+        let mut peers = self.peers.lock();
         let mut look = FIRST_LOOK;
         loop {
-            raised.retain(|(key, raised)| peers.is_busy(*key, raised));
-            if raised.is_empty() {
+            if peers.are_over(under_way) {
                 return true;
             }
             let now = Instant::now();
@@ -249,7 +260,7 @@ impl Exports {
         for index in published.into_values() {
             self.table.withdraw(index);
         }
-        let quiet = self.quiet(None, until);
+        let quiet = self.wait_over(&self.under_way(None), until);
         let mut peers = self.peers.lock();
         for peer in peers.attached.values() {
             peer.channel.close_sending();
@@ -263,12 +274,17 @@ impl Exports {
 }
 
 impl Peers {
+    fn are_over(&mut self, under_way: &UnderWay) -> bool {
+        let mut copies = under_way.0.iter();
+        copies.all(|(key, raised)| !self.is_busy(*key, raised))
+    }
+
     /// Whether a peer still has a slot of these raised. Forgets it if it has gone.
     fn is_busy(&mut self, key: PeerKey, raised: &Raised) -> bool {
         let Some(peer) = self.attached.get(&key) else {
             return false;
         };
-        if raised.is_empty() || peer.slots.are_over(raised) {
+        if peer.slots.are_over(raised) {
             return false;
         }
         if peer.channel.is_open() {
@@ -327,7 +343,8 @@ impl RegionObserver for Exports {
         if shown.is_some() {
             self.tell_withdrawn(region);
         }
-        let quiet = self.quiet_where(until, |peer| peer.opened.contains(&region));
+        let under_way = self.under_way_where(|peer| peer.opened.contains(&region));
+        let quiet = self.wait_over(&under_way, until);
         if quiet {
             let mut peers = self.peers.lock();
             for peer in peers.attached.values_mut() {

@@ -59,6 +59,10 @@ impl Scene {
     }
 }
 
+fn quiet(scene: &Scene, engine: Option<EngineId>) -> bool {
+    scene.exports.are_over(&scene.exports.under_way(engine))
+}
+
 #[test]
 fn a_region_is_opened_to_who_names_its_capability_and_to_nobody_else() {
     let scene = Scene::new();
@@ -153,8 +157,8 @@ fn a_peer_that_hangs_up_is_waited_for_no_longer() {
     scene.open(key, &memory).expect("opened");
     let raised = slots.raise();
     assert!(scene.exports.is_attached(engine));
-    assert!(!scene.exports.quiet(Some(engine), Instant::now()));
-    assert!(scene.exports.quiet(Some(EngineId(2)), Instant::now()));
+    assert!(!quiet(&scene, Some(engine)));
+    assert!(quiet(&scene, Some(EngineId(2))));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| memory.unregister(SOON));
         let gone = scope.spawn(|| scene.exports.wait_detached(engine, later()));
@@ -163,7 +167,7 @@ fn a_peer_that_hangs_up_is_waited_for_no_longer() {
         assert!(gone.join().expect("waits"));
     });
     assert!(!scene.exports.is_attached(engine));
-    assert!(scene.exports.quiet(None, Instant::now()));
+    assert!(quiet(&scene, None));
     drop(raised);
 }
 
