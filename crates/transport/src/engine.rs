@@ -17,7 +17,8 @@ use crate::config::{EngineConfig, TransportKind};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, PieceError};
 use crate::job::{Job, PieceSet};
-use crate::memory::{Access, AllocateOptions, HostBuffer, Memory};
+use crate::memory::{Access, AllocateOptions, HostBuffer, Mark, Memory};
+use crate::shm::UnderWay;
 use crate::stats::Stats;
 use crate::tcp::TcpBackend;
 use crate::transfer::Transfer;
@@ -230,14 +231,40 @@ impl Engine {
     /// within the progress deadline. A peer on this host that is stopped in the middle of a copy of its
     /// own keeps this waiting.
     pub fn wait_quiet(&self, peer: Option<EngineId>, deadline: Duration) -> bool {
+        self.wait_over(&self.quiet_mark(peer), deadline)
+    }
+
+    /// Remembers everything that a peer (or any of them) has begun by now to do to this engine's
+    /// memory, as [`Self::wait_quiet`] would wait for it. Who can't wait asks about the mark from time
+    /// to time: whatever begins later does not belong to it.
+    pub fn quiet_mark(&self, peer: Option<EngineId>) -> QuietMark {
+        let core = &self.inner.core;
+        QuietMark {
+            served: core.context.registry.quiet_mark(),
+            copies: core.transports.shm.as_ref().map(|shm| shm.under_way(peer)),
+        }
+    }
+
+    /// Whether everything is over that a mark of this engine remembers. Does not wait.
+    pub fn is_over(&self, mark: &QuietMark) -> bool {
+        let core = &self.inner.core;
+        core.context.registry.is_over(mark.served)
+            && match (&core.transports.shm, &mark.copies) {
+                (Some(shm), Some(copies)) => shm.are_over(copies),
+                _ => true,
+            }
+    }
+
+    /// Waits until everything is over that a mark of this engine remembers; says whether that came
+    /// about.
+    pub fn wait_over(&self, mark: &QuietMark, deadline: Duration) -> bool {
         let until = after(deadline);
         let core = &self.inner.core;
-        core.context.registry.wait_quiet(until)
-            && core
-                .transports
-                .shm
-                .as_ref()
-                .is_none_or(|shm| shm.wait_quiet(peer, until))
+        core.context.registry.wait_over(mark.served, until)
+            && match (&core.transports.shm, &mark.copies) {
+                (Some(shm), Some(copies)) => shm.wait_over(copies, until),
+                _ => true,
+            }
     }
 
     /// The counters.
@@ -258,6 +285,15 @@ impl Engine {
 pub struct PeerPresence {
     /// It is attached by shared memory: it may be copying, and may begin to at any time.
     pub attached: bool,
+}
+
+/// What peers had begun to do to an engine's memory at one moment: see [`Engine::quiet_mark`].
+#[derive(Debug)]
+pub struct QuietMark {
+    /// What the engine does on their behalf.
+    served: Mark,
+    /// What they copy by themselves.
+    copies: Option<UnderWay>,
 }
 
 fn after(duration: Duration) -> Instant {

@@ -40,7 +40,7 @@ mod transports;
 pub use batch::{Batch, Direction, Piece, RemoteSlice};
 pub use config::{Deadlines, EngineConfig, TransportKind, TransportSet};
 pub use endpoint::{Endpoint, HostId};
-pub use engine::{Engine, PeerPresence};
+pub use engine::{Engine, PeerPresence, QuietMark};
 pub use error::{Error, PieceError, Refusal};
 pub use memory::{
     Access, AllocateOptions, HostBuffer, LocalSlice, Memory, RegionDescriptor, TAG_GRANULE,

@@ -20,6 +20,7 @@ pub use region::RegionDescriptor;
 pub use slice::LocalSlice;
 pub use tags::TAG_GRANULE;
 
+pub(crate) use grace::Mark;
 pub(crate) use raw::Mapping;
 pub(crate) use region::{RegionEntry, RegionPin, Served};
 pub(crate) use registry::{RegionObserver, Registry};

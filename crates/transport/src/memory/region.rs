@@ -302,7 +302,7 @@ impl RegionPin {
 }
 
 /// An operation at work on a region on behalf of a peer: pinned, and waited for by
-/// [`Engine::wait_quiet`](crate::Engine::wait_quiet).
+/// [`Engine::quiet_mark`](crate::Engine::quiet_mark).
 #[derive(Debug)]
 pub(crate) struct Served {
     pin: RegionPin,

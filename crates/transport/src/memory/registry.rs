@@ -9,7 +9,7 @@ use std::time::Instant;
 use layercake_protocol::ids::{Capability, MemoryKind, RegionId};
 use parking_lot::{Mutex, RwLock};
 
-use super::grace::Grace;
+use super::grace::{Grace, Mark};
 use super::raw::{self, OwnedBytes};
 use super::region::{Backing, TagMemory};
 use super::{Access, AllocateOptions, HostBuffer, RegionEntry, Served};
@@ -196,10 +196,20 @@ impl Registry {
         }
     }
 
-    /// Waits for the operations on behalf of peers that had begun, on any region, other than copies by
-    /// peers themselves; says whether they are over.
-    pub(crate) fn wait_quiet(&self, until: Instant) -> bool {
-        self.grace.wait(until)
+    /// Remembers the operations on behalf of peers that have begun by now, on any region, other than
+    /// copies by peers themselves.
+    pub(crate) fn quiet_mark(&self) -> Mark {
+        self.grace.mark()
+    }
+
+    /// Whether the operations of a mark are over.
+    pub(crate) fn is_over(&self, mark: Mark) -> bool {
+        self.grace.is_over(mark)
+    }
+
+    /// Waits for the operations of a mark; says whether they are over.
+    pub(crate) fn wait_over(&self, mark: Mark, until: Instant) -> bool {
+        self.grace.wait_over(mark, until)
     }
 
     /// Withdraws a region and waits for the operations at work on it; says whether they are over.
