@@ -6,8 +6,9 @@
 //! land. A writer that stands still in the middle of a copy is reported as attached first, and as gone
 //! when its copy ends or its process does.
 //!
-//! Waiting blocks, so it has a thread of its own, which groups what is pending by engine: since all
-//! tags are raised before, one wait covers all fences of an engine.
+//! What had begun when the tags were raised is remembered in a mark, one for the fences of an engine
+//! that came together, and the same mark is asked about until it is over: copies that begin later see
+//! the tags and delay nothing. Waiting blocks, so it has a thread of its own.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use layercake_protocol::command::Fence;
 use layercake_protocol::ids::EngineId;
-use layercake_transport::{Engine, Memory};
+use layercake_transport::{Engine, Memory, QuietMark};
 
 use super::thread::Thread;
 use crate::error::StoreError;
@@ -25,11 +26,8 @@ use crate::link::{CommandId, MasterLink};
 
 /// How long the copies of a writer are waited for before the master is told that they go on.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// How long they are waited for in each round after that: new fences wait as long at most, for each
-/// writer that stands still.
-const NEXT_WAIT: Duration = Duration::from_millis(5);
-/// The pause between rounds.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How often it is asked after that whether they have ended.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Fences that wait for the thread. What does not fit is dropped: the master repeats it.
 const QUEUE: usize = 4096;
 
@@ -63,12 +61,8 @@ impl Fences {
     ) -> Result<Self, StoreError> {
         let (raised, arrived) = mpsc::sync_channel(QUEUE);
         let answers = link.clone();
-        let keeper = Keeper {
-            quiet: move |writer, wait| engine.wait_quiet(writer, wait),
-            answer: move |command, attached| answers.fence_done(command, attached),
-            counts,
-            waiting: BTreeMap::new(),
-        };
+        let answer = move |command, attached| answers.fence_done(command, attached);
+        let keeper = Keeper::new(engine, answer, counts);
         let thread = Thread::start("layercake-fence", move || keeper.run(&arrived))?;
         Ok(Self {
             raised,
@@ -102,21 +96,64 @@ impl Fences {
     }
 }
 
-/// What the thread knows. `quiet` waits until the copies of a writer that had begun are over, and says
-/// whether that came about; `answer` tells the master.
-struct Keeper<Q, A> {
+/// Who knows what writers have under way.
+trait Quiet {
+    /// What writers had under way at one moment.
+    type Mark;
+
+    /// What this writer, or any, has under way now.
+    fn mark(&self, writer: Option<EngineId>) -> Self::Mark;
+
+    /// Waits until that is over; says whether it is.
+    fn wait_over(&self, mark: &Self::Mark, wait: Duration) -> bool;
+}
+
+impl Quiet for Engine {
+    type Mark = QuietMark;
+
+    fn mark(&self, writer: Option<EngineId>) -> QuietMark {
+        self.quiet_mark(writer)
+    }
+
+    fn wait_over(&self, mark: &QuietMark, wait: Duration) -> bool {
+        Self::wait_over(self, mark, wait)
+    }
+}
+
+/// What the thread knows. `answer` tells the master.
+struct Keeper<Q: Quiet, A> {
     quiet: Q,
     answer: A,
     counts: Arc<FenceCounts>,
-    /// Fences that were answered with "attached", by engine.
-    waiting: BTreeMap<Option<EngineId>, HashSet<CommandId>>,
+    /// Fences that were answered with "attached", in the order in which they came.
+    waiting: Vec<Waiting<Q::Mark>>,
+    /// The commands of all of them.
+    commands: HashSet<CommandId>,
+}
+
+/// Fences of one writer that came together.
+struct Waiting<M> {
+    writer: Option<EngineId>,
+    /// What the writer had under way when their tags were raised.
+    mark: M,
+    commands: Vec<CommandId>,
 }
 
 impl<Q, A> Keeper<Q, A>
 where
-    Q: Fn(Option<EngineId>, Duration) -> bool,
+    Q: Quiet,
     A: Fn(CommandId, bool),
 {
+    fn new(quiet: Q, answer: A, counts: Arc<FenceCounts>) -> Self {
+        Self {
+            quiet,
+            answer,
+            counts,
+            waiting: Vec::new(),
+            commands: HashSet::new(),
+        }
+    }
+
     fn run(mut self, arrived: &mpsc::Receiver<Raised>) {
         loop {
             let first = if self.waiting.is_empty() {
@@ -136,49 +173,63 @@ where
     }
 
     fn take_new(&mut self, new: impl Iterator<Item = Raised>) {
-        let mut by_engine: BTreeMap<Option<EngineId>, Vec<CommandId>> = BTreeMap::new();
+        let mut by_writer: BTreeMap<Option<EngineId>, Vec<CommandId>> = BTreeMap::new();
         for Raised { command, engine } in new {
-            by_engine.entry(engine).or_default().push(command);
+            if self.commands.contains(&command) {
+                // The master repeats it. Its tags are raised and its mark is taken.
+                (self.answer)(command, true);
+            } else {
+                by_writer.entry(engine).or_default().push(command);
+            }
         }
-        for (engine, commands) in by_engine {
+        for (writer, commands) in by_writer {
+            let mark = self.quiet.mark(writer);
             // Whoever stands still already is not waited for again.
-            let wait = if self.waiting.contains_key(&engine) {
-                NEXT_WAIT
+            let stands_still = self.waiting.iter().any(|other| other.writer == writer);
+            let wait = if stands_still {
+                Duration::ZERO
             } else {
                 FIRST_WAIT
             };
-            let quiet = (self.quiet)(engine, wait);
-            for command in commands {
-                (self.answer)(command, !quiet);
-                if quiet {
-                    self.counts.done.fetch_add(1, Ordering::Relaxed);
-                } else {
-                    // A repeated command is answered again, and waits once.
-                    self.waiting.entry(engine).or_default().insert(command);
-                }
+            let over = self.quiet.wait_over(&mark, wait);
+            for command in &commands {
+                (self.answer)(*command, !over);
+            }
+            if over {
+                self.done(commands.len());
+            } else {
+                self.commands.extend(&commands);
+                self.waiting.push(Waiting {
+                    writer,
+                    mark,
+                    commands,
+                });
             }
         }
         self.count();
     }
 
     fn look_again(&mut self) {
-        let (quiet, answer, counts) = (&self.quiet, &self.answer, &self.counts);
-        self.waiting.retain(|writer, commands| {
-            let quiet = quiet(*writer, NEXT_WAIT);
-            if quiet {
-                for command in commands.iter() {
-                    answer(*command, false);
-                    counts.done.fetch_add(1, Ordering::Relaxed);
-                }
+        let over =
+            |fences: &mut Waiting<Q::Mark>| self.quiet.wait_over(&fences.mark, Duration::ZERO);
+        let over: Vec<_> = self.waiting.extract_if(.., over).collect();
+        for fences in over {
+            self.done(fences.commands.len());
+            for command in fences.commands {
+                self.commands.remove(&command);
+                (self.answer)(command, false);
             }
-            !quiet
-        });
+        }
         self.count();
     }
 
+    fn done(&self, fences: usize) {
+        self.counts.done.fetch_add(fences as u64, Ordering::Relaxed);
+    }
+
     fn count(&self) {
-        let waiting: usize = self.waiting.values().map(HashSet::len).sum();
-        self.counts.waiting.store(waiting as u64, Ordering::Relaxed);
+        let waiting = self.commands.len() as u64;
+        self.counts.waiting.store(waiting, Ordering::Relaxed);
     }
 }
 
@@ -193,44 +244,92 @@ mod tests {
     const BUSY: Option<EngineId> = Some(EngineId(1));
     const CALM: Option<EngineId> = Some(EngineId(2));
 
-    fn command(id: u64) -> CommandId {
-        CommandId { term: Term(1), id }
+    /// One writer that always has something under way: a mark is over when what had begun then has
+    /// ended. `wait_over` never has the luck to see nothing under way.
+    #[derive(Default)]
+    struct Traffic {
+        begun: Cell<u64>,
+        ended: Cell<u64>,
+    }
+
+    impl Quiet for &Traffic {
+        type Mark = u64;
+
+        fn mark(&self, writer: Option<EngineId>) -> u64 {
+            if writer == BUSY { self.begun.get() } else { 0 }
+        }
+
+        fn wait_over(&self, mark: &u64, _wait: Duration) -> bool {
+            *mark <= self.ended.get()
+        }
+    }
+
+    impl Traffic {
+        fn begin(&self) {
+            self.begun.set(self.begun.get() + 1);
+        }
+
+        fn end(&self) {
+            self.ended.set(self.ended.get() + 1);
+        }
     }
 
     fn raised(id: u64, engine: Option<EngineId>) -> Raised {
         Raised {
-            command: command(id),
+            command: CommandId { term: Term(1), id },
             engine,
         }
     }
 
     #[test]
     fn a_writer_in_the_middle_of_a_copy_is_attached_until_the_copy_ends() {
-        let copying = Cell::new(true);
+        let traffic = Traffic::default();
         let answers = RefCell::new(Vec::new());
-        let mut keeper = Keeper {
-            quiet: |engine, _| engine != BUSY || !copying.get(),
-            answer: |command: CommandId, attached| {
-                answers.borrow_mut().push((command.id, attached));
-            },
-            counts: Arc::default(),
-            waiting: BTreeMap::new(),
+        let answer = |command: CommandId, attached| {
+            answers.borrow_mut().push((command.id, attached));
         };
+        let taken = || {
+            let mut taken = answers.take();
+            taken.sort_unstable();
+            taken
+        };
+        let mut keeper = Keeper::new(&traffic, answer, Arc::default());
+        traffic.begin();
         keeper.take_new([raised(1, BUSY), raised(2, CALM), raised(3, BUSY)].into_iter());
-        answers.borrow_mut().sort_unstable();
-        assert_eq!(answers.take(), [(1, true), (2, false), (3, true)]);
+        assert_eq!(taken(), [(1, true), (2, false), (3, true)]);
         assert_eq!(keeper.counts.waiting.load(Ordering::Relaxed), 2);
         // The master repeats one, and nothing has changed.
         keeper.take_new(std::iter::once(raised(1, BUSY)));
         keeper.look_again();
-        assert_eq!(answers.take(), [(1, true)]);
-        copying.set(false);
+        assert_eq!(taken(), [(1, true)]);
+        traffic.end();
         keeper.look_again();
-        answers.borrow_mut().sort_unstable();
-        assert_eq!(answers.take(), [(1, false), (3, false)], "once each");
+        assert_eq!(taken(), [(1, false), (3, false)], "once each");
         keeper.look_again();
-        assert!(answers.take().is_empty());
+        assert!(taken().is_empty());
         assert_eq!(keeper.counts.waiting.load(Ordering::Relaxed), 0);
         assert_eq!(keeper.counts.done.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_writer_that_never_pauses_holds_no_fence_longer_than_its_copy_lasts() {
+        let traffic = Traffic::default();
+        let answers = RefCell::new(Vec::new());
+        let answer = |command: CommandId, attached| {
+            answers.borrow_mut().push((command.id, attached));
+        };
+        let mut keeper = Keeper::new(&traffic, answer, Arc::default());
+        traffic.begin();
+        for id in 0..20 {
+            keeper.take_new(std::iter::once(raised(id, BUSY)));
+            // Repeated while the next copy is under way already: that is none of its business.
+            traffic.begin();
+            keeper.take_new(std::iter::once(raised(id, BUSY)));
+            assert_eq!(answers.take(), [(id, true), (id, true)]);
+            traffic.end();
+            keeper.look_again();
+            assert_eq!(answers.take(), [(id, false)]);
+        }
+        assert_eq!(keeper.counts.waiting.load(Ordering::Relaxed), 0);
     }
 }
