@@ -10,7 +10,7 @@ use std::error::Error;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::{LayerSpec, ObjectLayout};
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
-use layercake_store::link::{LinkConfig, MasterLink};
+use layercake_store::link::LinkConfig;
 use layercake_store::{
     ClientConfig, GetOptions, PutSession, Range, RangeRead, RangeWrite, StoreClient,
 };
@@ -20,12 +20,8 @@ use layercake_transport::{Access, Engine, EngineConfig, Memory};
 async fn main() -> Result<(), Box<dyn Error>> {
     // One engine per process moves the bytes; the link talks to the master.
     let engine = Engine::start(EngineConfig::default())?;
-    let link = MasterLink::connect(LinkConfig {
-        endpoint: Some(engine.endpoint().clone()),
-        ..LinkConfig::new("127.0.0.1:50061", "layerwise-example")
-    })
-    .await?;
-    let store = StoreClient::new(&link, engine.clone(), ClientConfig::default());
+    let link = LinkConfig::new("127.0.0.1:50061", "layerwise-example");
+    let store = StoreClient::connect(link, engine.clone(), ClientConfig::default()).await?;
 
     // Four layers with K and V; the last one has a longer V. Offsets follow from the lengths.
     let layers = (0..4).map(|layer| {

@@ -72,7 +72,7 @@ impl StoreCore {
             checksums: settings.checksums,
             ..ClientConfig::default()
         };
-        let client = StoreClient::new(&link, engine.engine().clone(), client_config);
+        let client = StoreClient::new(&link, engine.engine().clone(), client_config)?;
         let core = Arc::new(Self {
             handle,
             engine,

@@ -85,6 +85,12 @@ impl Core {
         self.suspects.segments()
     }
 
+    /// A write of a session ended without an answer from the owner, who may still carry it out.
+    pub(super) fn in_doubt(&self, put: &PutShared) {
+        self.link.put_in_doubt(&put.object);
+        put.doubt();
+    }
+
     /// A put session has come to its end.
     pub(crate) fn settled(&self, put: &PutShared, phase: Phase) {
         if !put.settle(phase) {

@@ -2,7 +2,8 @@
 //!
 //! The session is marked at once, so it takes no ranges any more; the master is answered when none of
 //! its transfers is under way, since the memory is somebody else's from then on. A session that this
-//! client does not know is over already. The master repeats commands until they are answered.
+//! client does not know is over already. Where a write ended without an answer from the memory's owner,
+//! the answer says that this side can't tell. The master repeats commands until they are answered.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -39,7 +40,9 @@ pub(super) async fn drop_task(core: Arc<Core>, mut events: mpsc::Receiver<Sessio
                 let core = Arc::clone(&core);
                 answering.spawn(async move {
                     if drained(&core, &puts).await {
-                        core.link.fence_done(command, false);
+                        let in_doubt = |object| core.link.is_in_doubt(object);
+                        let in_doubt = sessions.objects.iter().any(in_doubt);
+                        core.link.fence_done(command, in_doubt);
                     }
                     command
                 });

@@ -9,7 +9,7 @@ use std::time::Duration;
 use layercake_protocol::endpoint::Endpoint;
 use layercake_transport::{
     Batch, Direction, Engine, LocalSlice, Outcome, Piece, PieceDone, PieceError, RemoteSlice,
-    Transfer,
+    Transfer, TransportKind,
 };
 
 use super::places::Target;
@@ -98,7 +98,13 @@ impl<T> Default for Flight<T> {
 
 impl<T> Flight<T> {
     /// Waits for all pieces and reports each. The transfers' deadlines bound the wait.
-    pub(crate) async fn land(mut self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
+    pub(crate) async fn land(self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
+        self.land_writes(|tag, result| each(tag, result.map_err(|failure| failure.error)))
+            .await;
+    }
+
+    /// As [`land`](Self::land), with what a failed write leaves open.
+    pub(crate) async fn land_writes(mut self, mut each: impl FnMut(T, Result<PieceDone, Failure>)) {
         for (transfer, tags) in self.parts.drain(..) {
             report(tags, transfer.await, &mut each);
         }
@@ -113,7 +119,7 @@ impl<T> Flight<T> {
     }
 
     /// Reports each piece. The caller has waited for all transfers; one that is not done reports nothing.
-    pub(crate) fn collect(self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
+    pub(crate) fn collect(self, mut each: impl FnMut(T, Result<PieceDone, Failure>)) {
         for (transfer, tags) in self.parts {
             if let Some(outcome) = transfer.poll() {
                 report(tags, outcome, &mut each);
@@ -122,12 +128,71 @@ impl<T> Flight<T> {
     }
 }
 
-fn report<T>(
-    tags: Vec<T>,
-    outcome: Outcome,
-    each: &mut impl FnMut(T, Result<PieceDone, PieceError>),
-) {
+/// Why a piece failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) error: PieceError,
+    /// Nobody answered for the piece: if it was a write, its bytes may be before the owner of the memory, who
+    /// may still carry it out.
+    pub(crate) in_doubt: bool,
+}
+
+impl Failure {
+    /// Over shared memory this side copies by itself, and a piece that ended moves no more. Over TCP the
+    /// owner does, and what it does is known from its answer alone.
+    fn new(error: PieceError, transport: Option<TransportKind>) -> Self {
+        let unanswered = matches!(
+            error,
+            PieceError::PeerGone
+                | PieceError::Timeout
+                | PieceError::Stalled
+                | PieceError::Protocol
+                | PieceError::ShutDown
+        );
+        Self {
+            error,
+            in_doubt: unanswered && transport == Some(TransportKind::Tcp),
+        }
+    }
+}
+
+fn report<T>(tags: Vec<T>, outcome: Outcome, each: &mut impl FnMut(T, Result<PieceDone, Failure>)) {
+    let transport = outcome.transport;
     for (tag, result) in tags.into_iter().zip(outcome.pieces) {
-        each(tag, result);
+        each(tag, result.map_err(|error| Failure::new(error, transport)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use layercake_transport::Refusal;
+
+    use super::*;
+
+    // contract: session-3
+    #[test]
+    fn a_write_over_tcp_that_nobody_answered_is_in_doubt() {
+        let doubted = |error, transport| Failure::new(error, transport).in_doubt;
+        for error in [
+            PieceError::PeerGone,
+            PieceError::Timeout,
+            PieceError::Stalled,
+            PieceError::Protocol,
+            PieceError::ShutDown,
+        ] {
+            assert!(doubted(error, Some(TransportKind::Tcp)), "{error}");
+            for sure in [None, Some(TransportKind::Shm), Some(TransportKind::Local)] {
+                assert!(!doubted(error, sure), "{error}");
+            }
+        }
+        for answered in [
+            PieceError::Refused(Refusal::StaleGeneration),
+            PieceError::Unreachable,
+            PieceError::NotTrusted,
+            PieceError::Cancelled,
+            PieceError::LocalInvalid,
+        ] {
+            assert!(!doubted(answered, Some(TransportKind::Tcp)), "{answered}");
+        }
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! A dropped session waits here, sealed and idle, until the master has answered: it is revoked, or, if
 //! its header was written and the commit may have been applied, its end is repeated. One call
-//! covers all that wait. A start of a key that waits here finishes it first (requirement R5). What the
+//! covers all that wait. A start of a key finishes first what is left of an earlier session on it
+//! (requirement R5): what waits here, and what is sealed and may be ended again. What the
 //! master did not answer for within [`GIVE_UP_AFTER`] is left to its time-outs.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::error::Refusal;
@@ -30,6 +31,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Finisher {
     queue: Mutex<Vec<Waiting>>,
+    /// Sealed sessions that don't wait yet.
+    sealed: Mutex<Vec<Weak<PutShared>>>,
     wake: Notify,
     /// One flush at a time, so that none asks for what another is asking for.
     flushing: tokio::sync::Mutex<()>,
@@ -48,17 +51,52 @@ impl Finisher {
         self.wake.notify_one();
     }
 
-    /// Finishes what waits, if any of `keys` is among it.
+    /// Remembers a session that is sealed, but that nobody has settled yet: its owner may try again, or its
+    /// last transfer is still to end.
+    pub(crate) fn left_sealed(&self, put: &Arc<PutShared>) {
+        if put.phase() != Phase::Sealed {
+            return;
+        }
+        let mut sealed = self.sealed.lock();
+        if sealed.len() == sealed.capacity() {
+            sealed.retain(|put| {
+                put.upgrade()
+                    .is_some_and(|put| put.phase() == Phase::Sealed)
+            });
+        }
+        sealed.push(Arc::downgrade(put));
+    }
+
+    /// Finishes what is left of earlier sessions on `keys`. Those that are still held by their owner are
+    /// taken from it; what moves is waited for as long as an end would.
     pub(crate) async fn make_way<'a>(
         &self,
         core: &Core,
-        mut keys: impl Iterator<Item = &'a ObjectKey>,
+        keys: impl Iterator<Item = &'a ObjectKey>,
     ) {
-        let waits = {
-            let queue = self.queue.lock();
-            let waiting: HashSet<&ObjectKey> = queue.iter().map(|w| &w.put.object.key).collect();
-            !waiting.is_empty() && keys.any(|key| waiting.contains(key))
+        if self.queue.lock().is_empty() && self.sealed.lock().is_empty() {
+            return;
+        }
+        let keys: HashSet<&ObjectKey> = keys.collect();
+        let in_the_way = |put: &PutShared| keys.contains(&put.object.key);
+        let sealed: Vec<Arc<PutShared>> = {
+            let sealed = self.sealed.lock();
+            let sealed = sealed.iter().filter_map(Weak::upgrade);
+            sealed
+                .filter(|put| put.phase() == Phase::Sealed && in_the_way(put))
+                .collect()
         };
+        for put in &sealed {
+            put.abandon();
+        }
+        let drain = core.config.drain;
+        let deadline = tokio::time::Instant::now() + drain;
+        for put in sealed {
+            if put.idle_until(deadline, drain).await.is_ok() {
+                self.settle_later(put);
+            }
+        }
+        let waits = self.queue.lock().iter().any(|w| in_the_way(&w.put));
         if waits {
             self.flush(core).await;
         }

@@ -7,49 +7,73 @@ use layercake_protocol::header::{Checksums, Expected, HeaderError, ObjectHeader}
 use layercake_transport::{Direction, PieceError};
 
 use super::core::Core;
-use super::fanout::Fanout;
+use super::fanout::{Failure, Fanout};
 use super::places::Place;
 use super::scratch::Scratch;
 use crate::error::StoreError;
 use crate::session::PutShared;
 use crate::session::put_state::Phase;
 
-/// Writes the header of every object to all of its replicas, all in parallel. While its header is under
-/// way an object is not idle.
+/// Bytes of headers that are under way at a time, unless one object has more.
+const WAVE: u64 = 4 << 20;
+
+/// Writes the header of every object to all of its replicas, in parallel up to a bounded number of bytes.
+/// One answer for each object. While its header is under way an object is not idle; one that was settled
+/// meanwhile gets none.
 pub(super) async fn write_headers(
     core: &Core,
     puts: &[Arc<PutShared>],
 ) -> Vec<Result<(), StoreError>> {
-    let places = puts.iter().flat_map(|put| &put.places);
-    let total = places
-        .map(|place| u64::from(place.replica.header_len))
-        .sum();
-    if total == 0 {
-        return Vec::new();
+    let mut results = Vec::with_capacity(puts.len());
+    let mut rest = puts;
+    while !rest.is_empty() {
+        let (wave, later) = rest.split_at(wave_of(rest));
+        results.extend(write_wave(core, wave).await);
+        rest = later;
     }
+    results
+}
+
+/// How many of the first objects make one wave: at least one.
+fn wave_of(puts: &[Arc<PutShared>]) -> usize {
+    let mut bytes = 0;
+    let fitting = puts.iter().take_while(|put| {
+        bytes += header_bytes(put);
+        bytes <= WAVE
+    });
+    fitting.count().max(1)
+}
+
+fn header_bytes(put: &PutShared) -> u64 {
+    let lens = put.places.iter().map(|place| place.replica.header_len);
+    lens.map(u64::from).sum()
+}
+
+async fn write_wave(core: &Core, puts: &[Arc<PutShared>]) -> Vec<Result<(), StoreError>> {
+    let total = puts.iter().map(|put| header_bytes(put)).sum();
     let scratch = match core.scratch.take(total) {
         Ok(scratch) => scratch,
         Err(error) => return puts.iter().map(|_| Err(error.clone())).collect(),
     };
     let mut fanout = Fanout::new(Direction::Write, false);
     let mut at = 0;
-    let mut results: Vec<_> = puts
-        .iter()
-        .enumerate()
-        .map(|(index, put)| push_header(core, &scratch, &mut at, (index, put), &mut fanout))
-        .collect();
-    for put in puts {
-        put.hold();
+    let mut held = Vec::with_capacity(puts.len());
+    let mut results = Vec::with_capacity(puts.len());
+    for (index, put) in puts.iter().enumerate() {
+        results.push(put.hold().and_then(|()| {
+            held.push(put);
+            push_header(core, &scratch, &mut at, (index, put), &mut fanout)
+        }));
     }
     let flight = fanout.submit(&core.engine);
     flight
-        .land(|(index, place), result| {
-            if let Err(error) = result {
-                results[index] = Err(header_failed(core, &puts[index], place, error));
+        .land_writes(|(index, place), result| {
+            if let Err(failure) = result {
+                results[index] = Err(header_failed(core, &puts[index], place, failure));
             }
         })
         .await;
-    for put in puts {
+    for put in held {
         put.release();
     }
     scratch.recycle();
@@ -87,7 +111,11 @@ fn push_header(
     Ok(())
 }
 
-fn header_failed(core: &Core, put: &PutShared, place: usize, error: PieceError) -> StoreError {
+fn header_failed(core: &Core, put: &PutShared, place: usize, failure: Failure) -> StoreError {
+    let Failure { error, in_doubt } = failure;
+    if in_doubt {
+        core.in_doubt(put);
+    }
     if error == PieceError::Refused(layercake_transport::Refusal::StaleGeneration) {
         core.settled(put, Phase::Superseded);
         return Refusal::Superseded.into();

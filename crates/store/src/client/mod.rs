@@ -63,7 +63,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::error::StoreError;
-use crate::link::MasterLink;
+use crate::link::{LinkConfig, MasterLink};
 
 /// How a client works. Plain data.
 #[derive(Clone, Debug)]
@@ -105,17 +105,38 @@ struct Tasks {
 }
 
 impl StoreClient {
-    /// A client over `link`, whose calls are for `config.tenant` from here on, and `engine`, whose
-    /// endpoint the link should have been given. Takes the link's session events: a link serves one
-    /// client.
+    /// Connects to a master with a link of its own, and makes a client on it. The link is given the
+    /// engine's endpoint; [`MasterLink::close`] on [`Self::link`] leaves the master.
+    pub async fn connect(
+        mut link: LinkConfig,
+        engine: Engine,
+        config: ClientConfig,
+    ) -> Result<Self, StoreError> {
+        link.endpoint = Some(engine.endpoint().clone());
+        let link = MasterLink::connect(link).await?;
+        Self::new(&link, engine, config)
+    }
+
+    /// A client over `link`, for the keys of `config.tenant`, and `engine`, whose endpoint the link should
+    /// have been given. A link serves one client: it is this one that answers when the master takes
+    /// sessions away, so a second one is refused.
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime.
-    pub fn new(link: &MasterLink, engine: Engine, config: ClientConfig) -> Self {
+    pub fn new(
+        link: &MasterLink,
+        engine: Engine,
+        config: ClientConfig,
+    ) -> Result<Self, StoreError> {
         let runtime = Handle::current();
         let link = link.with_tenant(config.tenant.clone());
-        let events = link.session_events();
+        let events = link
+            .session_events()
+            .ok_or_else(|| StoreError::InvalidConfig {
+                setting: "link",
+                detail: "it serves another client, each needs a link of its own".to_owned(),
+            })?;
         let core = Arc::new(Core::new(link, engine, config, runtime));
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
@@ -128,13 +149,11 @@ impl StoreClient {
         tasks.spawn(leases::give_task(Arc::clone(&core)));
         tasks.spawn(finisher::finish_task(Arc::clone(&core)));
         tasks.spawn(suspects::probe_task(Arc::clone(&core)));
-        if let Some(events) = events {
-            tasks.spawn(events::drop_task(Arc::clone(&core), events));
-        }
-        Self {
+        tasks.spawn(events::drop_task(Arc::clone(&core), events));
+        Ok(Self {
             core,
             tasks: Arc::new(tasks),
-        }
+        })
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

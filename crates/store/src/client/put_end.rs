@@ -1,17 +1,18 @@
 //! Ending and revoking put sessions.
 //!
-//! Both seal first, then wait until no byte of the session moves, then talk to the master, in one call
-//! for all sessions. An end in between refuses what has gaps, takes the checksums of rows that a
+//! Both seal first, then wait until no byte of the sessions moves, all against one deadline, then talk to
+//! the master, in one call for all sessions. An end in between refuses what has gaps, takes the checksums of rows that a
 //! rewrite cut from the stored bytes, and writes the header, which a host needs to know what it holds,
 //! to every replica.
 //!
 //! What may be repeated comes back: [`EndError`] holds the session, sealed. Dropping it leaves the rest
 //! to the background: once the header is written that is the end, repeated until the master answers,
-//! else a revoke.
+//! else a revoke. A start of the same key does not wait for the drop.
 
 use std::sync::Arc;
 
 use thiserror::Error;
+use tokio::time::Instant;
 
 use super::StoreClient;
 use super::core::Core;
@@ -67,7 +68,7 @@ impl StoreClient {
         let work = async move {
             let mut ending = Ending::seal(sessions);
             ending.drain(&core).await;
-            ending.check_complete();
+            ending.check_complete(&core);
             ending.refresh(&core).await;
             ending.headers(&core).await;
             ending.settle(&core, Intent::End).await
@@ -107,46 +108,48 @@ impl Ending {
 
     /// Waits until nothing moves.
     async fn drain(&mut self, core: &Core) {
+        let drain = core.config.drain;
+        let deadline = Instant::now() + drain;
         let mut results = Vec::with_capacity(self.open.len());
         for (_, session) in &self.open {
-            results.push(session.shared().idle(core.config.drain).await);
+            // What moves does so by itself: a session that is idle at the deadline is found to be.
+            results.push(session.shared().idle_until(deadline, drain).await);
         }
-        self.keep(results);
+        self.keep(core, results);
     }
 
-    /// Refuses and reopens sessions with bytes that nobody wrote.
-    fn check_complete(&mut self) {
+    /// Refuses sessions in doubt; refuses and reopens those with bytes that nobody wrote.
+    fn check_complete(&mut self, core: &Core) {
         let results = self.open.iter().map(|(_, session)| {
-            let complete = session.shared().check_complete();
-            complete.inspect_err(|_| session.shared().reopen())
+            let put = session.shared();
+            put.check_confirmed()?;
+            put.check_complete().inspect_err(|_| put.reopen())
         });
         let results = results.collect();
-        self.keep(results);
+        self.keep(core, results);
     }
 
     async fn refresh(&mut self, core: &Core) {
-        let mut results = Vec::with_capacity(self.open.len());
-        for (_, session) in &self.open {
-            results.push(refresh_stale(core, session.shared()).await);
-        }
-        self.keep(results);
+        let puts: Vec<Arc<PutShared>> = self.shared().cloned().collect();
+        let results = refresh_stale(core, &puts).await;
+        self.keep(core, results);
+    }
+
+    fn shared(&self) -> impl Iterator<Item = &Arc<PutShared>> {
+        self.open.iter().map(|(_, session)| session.shared())
     }
 
     /// Writes the headers that were not written by an earlier attempt.
     async fn headers(&mut self, core: &Core) {
-        let puts: Vec<Arc<PutShared>> = self
-            .open
-            .iter()
-            .map(|(_, session)| Arc::clone(session.shared()))
-            .filter(|put| put.intent() != Intent::End)
-            .collect();
+        let unwritten = self.shared().filter(|put| put.intent() != Intent::End);
+        let puts: Vec<Arc<PutShared>> = unwritten.cloned().collect();
         let mut written = write_headers(core, &puts).await.into_iter();
         let results = self
             .open
             .iter()
             .map(|(_, session)| match session.shared().intent() {
                 Intent::End => Ok(()),
-                Intent::Revoke => written.next().unwrap_or(Ok(())),
+                Intent::Revoke => written.next().unwrap_or(Err(StoreError::UnknownSession)),
             });
         let results: Vec<_> = results.collect();
         for ((_, session), result) in self.open.iter().zip(&results) {
@@ -154,7 +157,7 @@ impl Ending {
                 session.shared().set_intent(Intent::End);
             }
         }
-        self.keep(results);
+        self.keep(core, results);
     }
 
     /// Asks the master.
@@ -178,7 +181,7 @@ impl Ending {
                 }
                 Err(error) => {
                     let results = self.open.iter().map(|_| Err(error.clone())).collect();
-                    self.keep(results);
+                    self.keep(core, results);
                 }
             }
         }
@@ -189,15 +192,21 @@ impl Ending {
     }
 
     /// Answers for the open sessions whose result is an error, giving the session back.
-    fn keep(&mut self, results: Vec<Result<(), StoreError>>) {
+    fn keep(&mut self, core: &Core, results: Vec<Result<(), StoreError>>) {
         let open = std::mem::take(&mut self.open);
         for ((index, session), result) in open.into_iter().zip(results) {
             match result {
                 Ok(()) => self.open.push((index, session)),
-                Err(error) => self.answers[index] = Some(Err(EndError::again(error, session))),
+                Err(error) => self.answers[index] = Some(Err(again(core, error, session))),
             }
         }
     }
+}
+
+/// Gives a session back, and remembers it for a start of its key.
+fn again(core: &Core, error: StoreError, session: PutSession) -> EndError {
+    core.finisher.left_sealed(session.shared());
+    EndError::again(error, session)
 }
 
 /// What the master's answer means for a session.
@@ -214,7 +223,7 @@ fn settled(
         }
         None => match result {
             Ok(()) => Ok(()),
-            Err(refusal) => Err(EndError::again(refusal.into(), session)),
+            Err(refusal) => Err(again(core, refusal.into(), session)),
         },
     }
 }

@@ -1,8 +1,10 @@
 //! Takes the checksums of rows that a rewrite cut in two from the stored bytes (L5).
 //!
-//! The transport computes them while it reads the bytes back, in pieces of bounded size.
+//! The transport computes them while it reads the bytes back, in waves of bounded size over all
+//! sessions of a call.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use layercake_protocol::range::ByteRange;
 use layercake_transport::Direction;
@@ -15,78 +17,125 @@ use crate::session::PutShared;
 /// Bytes that are read back at a time.
 const WAVE: NonZeroU64 = NonZeroU64::new(4 << 20).expect("not zero");
 
-/// Gives every stale row its checksum. With checksums switched off the rows stay without one.
-pub(super) async fn refresh_stale(core: &Core, put: &PutShared) -> Result<(), StoreError> {
-    let stale: Vec<ByteRange> = put.with(|state| state.written().stale().collect());
-    if stale.is_empty() || !core.config.checksums {
-        return Ok(());
-    }
-    let mut sums: Vec<Option<u32>> = vec![Some(0); stale.len()];
-    let pieces = stale
-        .iter()
-        .enumerate()
-        .flat_map(|(row, range)| range.split_every(WAVE).map(move |piece| (row, piece)));
-    let mut wave: Vec<(usize, ByteRange)> = Vec::new();
-    let mut bytes = 0;
-    for (row, piece) in pieces {
-        if bytes + piece.len() > WAVE.get() {
-            read_wave(core, put, &wave, &mut sums).await?;
-            wave.clear();
-            bytes = 0;
-        }
-        bytes += piece.len();
-        wave.push((row, piece));
-    }
-    read_wave(core, put, &wave, &mut sums).await?;
-    put.with(|state| {
-        for (range, sum) in stale.into_iter().zip(sums) {
-            if let Some(sum) = sum {
-                state.written_mut().set_crc(range, sum);
-            }
-        }
-    });
-    Ok(())
+/// A row without a checksum.
+struct Stale {
+    /// Index of its session.
+    put: usize,
+    range: ByteRange,
+    /// Of its bytes so far; `None`: the transport gave none.
+    sum: Option<u32>,
 }
 
-/// Reads pieces of rows, in ascending order, and adds their checksums to those of the rows so far.
-async fn read_wave(
+/// Sessions whose rows are read back, and how it went.
+struct Refresh<'a> {
+    core: &'a Core,
+    puts: &'a [Arc<PutShared>],
+    rows: Vec<Stale>,
+    results: Vec<Result<(), StoreError>>,
+}
+
+/// Gives every stale row its checksum. One answer for each session. With checksums switched off the rows
+/// stay without one.
+pub(super) async fn refresh_stale(
     core: &Core,
-    put: &PutShared,
-    wave: &[(usize, ByteRange)],
-    sums: &mut [Option<u32>],
-) -> Result<(), StoreError> {
-    let Some(place) = put.places.first() else {
-        return Ok(());
+    puts: &[Arc<PutShared>],
+) -> Vec<Result<(), StoreError>> {
+    let mut refresh = Refresh {
+        core,
+        puts,
+        rows: Vec::new(),
+        results: vec![Ok(()); puts.len()],
     };
-    let scratch = core
-        .scratch
-        .take(wave.iter().map(|(_, piece)| piece.len()).sum())?;
-    let mut fanout = Fanout::new(Direction::Read, true);
-    let mut at = 0;
-    for (index, (_, piece)) in wave.iter().enumerate() {
-        let local = scratch.slice(at, piece.len())?;
-        at += piece.len();
-        fanout.push(&place.target, local, place.payload(*piece), index);
+    if core.config.checksums {
+        for (index, put) in puts.iter().enumerate() {
+            put.with(|state| {
+                let stale = state.written().stale().map(|range| Stale {
+                    put: index,
+                    range,
+                    sum: Some(0),
+                });
+                refresh.rows.extend(stale);
+            });
+        }
     }
-    let mut results = vec![Ok(None); wave.len()];
-    let flight = fanout.submit(&core.engine);
-    flight
-        .land(|index, result| results[index] = result.map(|done| done.crc32c))
-        .await;
-    scratch.recycle();
-    for ((row, piece), result) in wave.iter().zip(results) {
-        let crc = result.map_err(|source| {
-            core.suspects.failed(&place.target, source);
-            StoreError::Transfer {
-                offset: piece.start(),
-                len: piece.len(),
-                source,
+    refresh.run().await
+}
+
+impl Refresh<'_> {
+    async fn run(mut self) -> Vec<Result<(), StoreError>> {
+        let mut wave: Vec<(usize, ByteRange)> = Vec::new();
+        let mut bytes = 0;
+        for row in 0..self.rows.len() {
+            for piece in self.rows[row].range.split_every(WAVE) {
+                if bytes + piece.len() > WAVE.get() {
+                    self.read(&wave).await;
+                    wave.clear();
+                    bytes = 0;
+                }
+                bytes += piece.len();
+                wave.push((row, piece));
             }
-        })?;
-        let len = usize::try_from(piece.len()).unwrap_or(usize::MAX);
-        sums[*row] = sums[*row]
-            .zip(crc)
-            .map(|(sum, crc)| crc32c::crc32c_combine(sum, crc, len));
+        }
+        self.read(&wave).await;
+        for row in &self.rows {
+            if let (Ok(()), Some(sum)) = (&self.results[row.put], row.sum) {
+                self.puts[row.put].with(|state| state.written_mut().set_crc(row.range, sum));
+            }
+        }
+        self.results
     }
-    Ok(())
+
+    /// Reads pieces of rows, in ascending order, and adds their checksums to those of the rows so far.
+    async fn read(&mut self, wave: &[(usize, ByteRange)]) {
+        if wave.is_empty() {
+            return;
+        }
+        if let Err(error) = self.try_read(wave).await {
+            for (row, _) in wave {
+                self.results[self.rows[*row].put] = Err(error.clone());
+            }
+        }
+    }
+
+    async fn try_read(&mut self, wave: &[(usize, ByteRange)]) -> Result<(), StoreError> {
+        let core = self.core;
+        let len = wave.iter().map(|(_, piece)| piece.len()).sum();
+        let scratch = core.scratch.take(len)?;
+        let mut fanout = Fanout::new(Direction::Read, true);
+        let mut at = 0;
+        for (index, (row, piece)) in wave.iter().enumerate() {
+            let local = scratch.slice(at, piece.len())?;
+            at += piece.len();
+            // Every session has a replica, and all have the same bytes.
+            let put = &self.puts[self.rows[*row].put];
+            if let Some(place) = put.places.first() {
+                fanout.push(&place.target, local, place.payload(*piece), (index, place));
+            }
+        }
+        let mut crcs = vec![None; wave.len()];
+        let (rows, results) = (&self.rows, &mut self.results);
+        let flight = fanout.submit(&core.engine);
+        flight
+            .land(|(index, place), result| match result {
+                Ok(done) => crcs[index] = done.crc32c,
+                Err(source) => {
+                    let (row, piece) = wave[index];
+                    core.suspects.failed(&place.target, source);
+                    results[rows[row].put] = Err(StoreError::Transfer {
+                        offset: piece.start(),
+                        len: piece.len(),
+                        source,
+                    });
+                }
+            })
+            .await;
+        scratch.recycle();
+        for ((row, piece), crc) in wave.iter().zip(crcs) {
+            let len = usize::try_from(piece.len()).unwrap_or(usize::MAX);
+            let row = &mut self.rows[*row];
+            let sums = row.sum.zip(crc);
+            row.sum = sums.map(|(sum, crc)| crc32c::crc32c_combine(sum, crc, len));
+        }
+        Ok(())
+    }
 }

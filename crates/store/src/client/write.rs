@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use super::StoreClient;
 use super::core::Core;
-use super::fanout::{Fanout, Flight};
+use super::fanout::{Failure, Fanout, Flight};
 use crate::error::StoreError;
 use crate::session::cut::{Cut, cut_ranges};
 use crate::session::put_state::{CallId, Phase};
@@ -53,7 +53,8 @@ impl StoreClient {
     /// The pieces are under way when this returns; the future resolves when all have ended. A range
     /// that lies outside its object, or has no bytes, refuses all ranges of its entry before any byte
     /// moves. A failed range fails its entry only, and its bytes count as not written: writing them
-    /// again heals the session.
+    /// again heals the session, unless nobody knows whether the failed write is still carried out; then
+    /// the session answers [`StoreError::Unconfirmed`] from there on.
     pub fn write_ranges(
         &self,
         writes: Vec<RangeWrite<'_>>,
@@ -310,11 +311,15 @@ impl Entry {
         cuts: &[Cut],
         slots: &mut [Slot],
         tag: Tag,
-        result: Result<PieceDone, PieceError>,
+        result: Result<PieceDone, Failure>,
     ) {
         let slot = &mut slots[tag.cut as usize];
         let range = cuts[tag.cut as usize].range;
         let target = &self.put.places[tag.place as usize].target;
+        if let Err(Failure { in_doubt: true, .. }) = result {
+            core.in_doubt(&self.put);
+        }
+        let result = result.map_err(|failure| failure.error);
         let failure = match (result, *slot) {
             (Ok(done), Slot::Open) => {
                 core.suspects.clear(target.segment);

@@ -33,7 +33,15 @@ async fn scene(lease: Duration) -> Scene {
     let link = MasterLink::connect(config)
         .await
         .expect("the proxy is open");
-    let client = StoreClient::new(&link, engine, ClientConfig::default());
+    let client = StoreClient::new(&link, engine.clone(), ClientConfig::default());
+    let client = client.expect("a link of its own");
+    let second = StoreClient::new(&link, engine, ClientConfig::default());
+    assert!(
+        second
+            .expect_err("one client a link")
+            .to_string()
+            .contains("link")
+    );
     let observer = cluster.client().await;
     Scene {
         cluster,

@@ -325,8 +325,9 @@ pub(crate) async fn client(
     engine: Engine,
     config: ClientConfig,
 ) -> StoreClient {
-    let link = MasterLink::connect(link_config(master, "client", &engine));
-    StoreClient::new(&link.await.expect("the master is up"), engine, config)
+    let link = link_config(master, "client", &engine);
+    let client = StoreClient::connect(link, engine, config).await;
+    client.expect("the master is up")
 }
 
 /// Waits until something is so; a test that waits in vain fails with what it waited for.

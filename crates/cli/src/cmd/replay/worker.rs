@@ -146,7 +146,7 @@ impl Worker {
             tenant: Tenant::new(&setup.tenant)?,
             ..ClientConfig::default()
         };
-        let client = StoreClient::new(&link, engine.clone(), config);
+        let client = StoreClient::new(&link, engine.clone(), config)?;
         let keys = BlockKeys::new(&setup.tenant, &setup.run, &layout)?;
         let requests = Requests::new(client.clone(), engine, layout, keys, setup.staging_bytes)?;
         Ok(Self {
