@@ -109,7 +109,7 @@ VALUES = [
     ("serve(listen='0.0.0.0:0')", "InvalidArgument", "token"),
     ("serve(listen='nowhere.invalid:1')", "InvalidArgument", "nowhere.invalid"),
     ("serve(lease=0)", "InvalidArgument", "lease"),
-    ("Store()", "InvalidArgument", "LAYERCAKE_MASTER"),
+    ("Store()", "MasterUnreachable", "127.0.0.1:50061"),
     ("Store('localhost')", "InvalidArgument", "host:port"),
     ("Store('http://localhost:1')", "InvalidArgument", "host:port"),
     ("Store('10.1.2.3:5')", "AuthenticationError", "token"),

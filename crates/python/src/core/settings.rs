@@ -13,6 +13,9 @@ use layercake_store::StoreError;
 use layercake_store::link::{LinkConfig, Timeouts};
 use layercake_transport::{EngineConfig, TransportSet};
 
+/// Where `layercake master` listens unless it is told otherwise.
+const DEFAULT_MASTER: &str = "127.0.0.1:50061";
+
 /// Who may connect.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trust {
@@ -156,8 +159,8 @@ impl StoreSettings {
         }
     }
 
-    /// The master that the caller named, else the environment's.
-    pub(crate) fn master_or_environment(named: Option<String>) -> Result<String, StoreError> {
+    /// The master that the caller named, else the environment's, else where one listens by default.
+    pub(crate) fn master_or_default(named: Option<String>) -> String {
         let variable = || {
             std::env::var("LAYERCAKE_MASTER")
                 .ok()
@@ -165,10 +168,7 @@ impl StoreSettings {
         };
         named
             .or_else(variable)
-            .ok_or_else(|| StoreError::InvalidConfig {
-                setting: "master",
-                detail: "none was given: pass host:port, or set LAYERCAKE_MASTER".to_owned(),
-            })
+            .unwrap_or_else(|| DEFAULT_MASTER.to_owned())
     }
 
     pub(super) fn link(&self) -> LinkConfig {

@@ -38,7 +38,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// exception where an entry failed. One bad entry never fails its neighbours.
 ///
 /// Args:
-///     master: ``host:port`` of the master; ``None``: the environment's ``LAYERCAKE_MASTER``.
+///     master: ``host:port`` of the master; ``None``: the environment's ``LAYERCAKE_MASTER``, else where a
+///         master of this machine listens by default, 127.0.0.1:50061.
 ///     name: The member's name, which ``preferred_segments`` refers to. Each process needs its own; ``None``:
 ///         one is made up.
 ///     capacity: Bytes to lend to the cluster, as an int or a text such as ``"16GiB"``. 0: none.
@@ -148,8 +149,7 @@ impl PyStore {
                     .with_transports(transports)?
                     .listening_on(listen, advertise)?,
             };
-            let default =
-                StoreSettings::client(StoreSettings::master_or_environment(master)?, engine);
+            let default = StoreSettings::client(StoreSettings::master_or_default(master), engine);
             Ok(StoreSettings {
                 name: name.unwrap_or(default.name),
                 tenant: Tenant::new(tenant).map_err(|error| StoreError::InvalidConfig {
