@@ -150,6 +150,10 @@ pub enum StoreError {
         /// Offset of the first byte that is missing.
         first_missing: u64,
     },
+    /// An earlier write of the session ended without an answer from the owner of the memory, who may still
+    /// carry it out: what is written now could be overwritten later.
+    #[error("an earlier write may still be under way: revoke the session and start again")]
+    Unconfirmed,
     /// A range does not fit the object.
     #[error("bytes {offset}..+{len} lie outside the object of {size} bytes")]
     OutOfBounds {

@@ -44,6 +44,8 @@ pub(crate) struct Dropped {
     pub(crate) generation: Generation,
     pub(crate) writer: ClientId,
     pub(crate) engine: Option<EngineId>,
+    /// The writer gave it up itself, but can't say that nothing is in flight.
+    pub(crate) in_doubt: bool,
     pub(crate) places: Places,
     /// Length of each place in bytes.
     pub(crate) len: u64,

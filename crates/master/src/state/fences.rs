@@ -9,6 +9,9 @@
 //! - the node has raised the tags and the writer says that nothing is in flight, or
 //! - the writer revokes the session after all, or leaves: it says by that that nothing is in flight.
 //!
+//! A writer whose write ended without an answer from the memory's owner can't say so, since the owner may
+//! still have that write before it: such a place is *in doubt*, and only the first of these counts.
+//!
 //! Where the master does not know the writer's engine the node can't tell whether it is attached, and says
 //! that it isn't: then the node alone decides. A segment that goes takes its fences along.
 //!
@@ -42,6 +45,8 @@ pub(crate) struct Suspect {
     pub(crate) generation: Generation,
     pub(crate) writer: ClientId,
     pub(crate) engine: Option<EngineId>,
+    /// The writer can't say that nothing is in flight.
+    pub(crate) in_doubt: bool,
     pub(crate) places: Vec<(Arc<SegmentCell>, Place)>,
     /// Length of each place in bytes.
     pub(crate) len: u64,
@@ -72,6 +77,8 @@ struct Pending {
     writer: ClientId,
     engine: Option<EngineId>,
     withdrawal: FenceId,
+    /// The writer's word does not count.
+    in_doubt: bool,
     /// The tags are raised.
     raised: bool,
     sent: Moment,
@@ -126,7 +133,12 @@ impl Fences {
         let mut drops = Vec::new();
         for suspect in suspects {
             let whose = (suspect.writer, suspect.engine, suspect.tenant);
-            let drop = self.withdrawal(now, &mut open, whose, &mut drops);
+            let drop = if suspect.in_doubt {
+                // The writer gave it up, and is not asked: this number is no command's.
+                self.next_id()
+            } else {
+                self.withdrawal(now, &mut open, whose, &mut drops)
+            };
             // A segment that closed meanwhile was, or will be, looked for here under the same lock.
             let places = suspect.places.into_iter();
             for (cell, place) in places.filter(|(cell, _)| !cell.is_closed()) {
@@ -145,6 +157,7 @@ impl Fences {
                     writer: suspect.writer,
                     engine: suspect.engine,
                     withdrawal: drop,
+                    in_doubt: suspect.in_doubt,
                     raised: false,
                     sent: now,
                 });
@@ -205,7 +218,8 @@ impl Fences {
         id
     }
 
-    /// A member answers a command. `attached`: the writer's process still maps the segment.
+    /// A member answers a command. `attached`, of a node: a copy of the writer is still under way; of a
+    /// writer: it can't say that none is.
     pub(crate) fn done(
         &mut self,
         client: ClientId,
@@ -217,8 +231,16 @@ impl Fences {
             && withdrawal.writer == client
         {
             withdrawal.confirmed = true;
-            let raised = |id: &&FenceId| self.pending.get(id).is_some_and(|f| f.raised);
-            let ready: Vec<_> = withdrawal.fences.iter().filter(raised).copied().collect();
+            if attached {
+                for id in &withdrawal.fences {
+                    if let Some(fence) = self.pending.get_mut(id) {
+                        fence.in_doubt = true;
+                    }
+                }
+                return;
+            }
+            let ready = |id: &&FenceId| self.pending.get(id).is_some_and(Pending::is_ready);
+            let ready: Vec<_> = withdrawal.fences.iter().filter(ready).copied().collect();
             for id in ready {
                 self.lift(id, freed);
             }
@@ -232,7 +254,7 @@ impl Fences {
         }
         fence.raised = true;
         let withdrawal = self.withdrawals.get(&fence.withdrawal);
-        if !attached || withdrawal.is_none_or(|w| w.confirmed) {
+        if !attached || fence.is_ready() && withdrawal.is_none_or(|w| w.confirmed) {
             self.lift(id, freed);
         }
     }
@@ -279,7 +301,8 @@ impl Fences {
         let Some(ids) = self.reservations.get(&generation) else {
             return false;
         };
-        if !ids.iter().all(|id| self.pending[id].writer == client) {
+        let counts = |fence: &Pending| fence.writer == client && !fence.in_doubt;
+        if !ids.iter().all(|id| counts(&self.pending[id])) {
             return false;
         }
         let ids = ids.clone();
@@ -302,9 +325,21 @@ impl Fences {
         true
     }
 
-    /// A writer has left: nothing of it is in flight.
+    /// A writer says that it does not know whether something of one reservation is in flight.
+    pub(crate) fn doubt(&mut self, client: ClientId, generation: Generation) {
+        for id in self.reservations.get(&generation).into_iter().flatten() {
+            if let Some(fence) = self.pending.get_mut(id)
+                && fence.writer == client
+            {
+                fence.in_doubt = true;
+            }
+        }
+    }
+
+    /// A writer has left: nothing of it is in flight, but for what it was in doubt about.
     pub(crate) fn confirm_all(&mut self, client: ClientId, freed: &mut Vec<Freed>) {
-        let fences = self.pending.iter().filter(|(_, f)| f.writer == client);
+        let counts = |fence: &Pending| fence.writer == client && !fence.in_doubt;
+        let fences = self.pending.iter().filter(|(_, fence)| counts(fence));
         let ids: Vec<_> = fences.map(|(id, _)| *id).collect();
         for id in ids {
             self.lift(id, freed);
@@ -351,6 +386,11 @@ impl Fences {
 }
 
 impl Pending {
+    /// The writer's word is enough to free it.
+    fn is_ready(&self) -> bool {
+        self.raised && !self.in_doubt
+    }
+
     fn command(&self, id: FenceId) -> Event {
         let places = self.places.iter().map(|held| FencedPlace {
             offset: held.place.offset(),

@@ -219,6 +219,7 @@ impl State {
                 generation: dropped.generation,
                 writer: dropped.writer,
                 engine: dropped.engine,
+                in_doubt: dropped.in_doubt,
                 places,
                 len: dropped.len,
             });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::header::HeaderSpec;
-use layercake_protocol::ids::Epoch;
+use layercake_protocol::ids::{ClientId, Epoch, Generation};
 use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, ReplicateConfig};
 
 use super::State;
@@ -19,7 +19,11 @@ use super::moment::Moment;
 use super::placement::{Placed, Placement};
 use super::reads::prefix_index;
 use super::segments::View;
-use super::shard::{Place, Places, Reservation};
+use super::shard::{Place, Places, Reservation, Shard};
+
+/// How an open session is given up by its writer.
+type GiveUp =
+    fn(&mut Shard, Option<u32>, Generation, ClientId, &mut Effects) -> Result<(), Refusal>;
 
 /// A name that was claimed.
 struct Claim {
@@ -252,12 +256,48 @@ impl State {
         caller: &Caller,
         objects: &[ObjectRef],
     ) -> Vec<Result<(), Refusal>> {
+        let answers = self.give_up(now, caller, objects, Shard::revoke);
+        let mut freed = Vec::new();
+        let mut fences = self.fences.lock();
+        for object in objects {
+            fences.confirm(caller.client, object.generation, &mut freed);
+        }
+        drop(fences);
+        Self::release(freed);
+        answers
+    }
+
+    /// As [`put_revoke`](Self::put_revoke), by a writer that can't know whether a transfer is in flight, since
+    /// the owner of the memory did not answer: the memory is kept until the node has fenced it, whatever
+    /// the writer says later.
+    pub fn put_abandon(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        objects: &[ObjectRef],
+    ) -> Vec<Result<(), Refusal>> {
+        let answers = self.give_up(now, caller, objects, Shard::abandon);
+        let mut fences = self.fences.lock();
+        for object in objects {
+            fences.doubt(caller.client, object.generation);
+        }
+        answers
+    }
+
+    fn give_up(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        objects: &[ObjectRef],
+        end: GiveUp,
+    ) -> Vec<Result<(), Refusal>> {
         self.members.heard(now, caller.client);
         let mut effects = Effects::default();
         let mut revoked = 0;
         let answers: Vec<_> = self
             .with_versions(caller, objects, |shard, named, object| {
-                shard.revoke(named, object.generation, caller.client, &mut effects)?;
+                let (generation, client) = (object.generation, caller.client);
+                end(shard, named, generation, client, &mut effects)?;
                 revoked += 1;
                 Ok(())
             })
@@ -269,13 +309,6 @@ impl State {
             .collect();
         self.tally.puts_revoked.add(revoked);
         self.carry_out(now, &mut effects);
-        let mut freed = Vec::new();
-        let mut fences = self.fences.lock();
-        for object in objects {
-            fences.confirm(caller.client, object.generation, &mut freed);
-        }
-        drop(fences);
-        Self::release(freed);
         answers
     }
 }

@@ -48,6 +48,7 @@ async fn revoke(writer: &mut Client, key: &str, generation: Generation) {
     let revoked = writer
         .call(Request::PutRevoke(wire::PutRevokeRequest {
             objects: vec![object(key, generation)],
+            unconfirmed: Vec::new(),
         }))
         .await;
     assert_eq!(results(revoked, 1), [Ok(())]);

@@ -173,6 +173,100 @@ fn the_writer_s_revoke_or_leave_frees_it() {
     assert!(!dead.is_held());
 }
 
+/// A reservation that its writer gave up without knowing what became of a write.
+fn in_doubt() -> (World, Node, Caller, PutStarted, Fence) {
+    let world = World::with(StateConfig::default());
+    let node = world.node("n", 64 * GRANULE);
+    let writer = world.client();
+    let lost = world.put(&writer, &key("k"), granules(8)).unwrap();
+    let given_up =
+        world
+            .state
+            .put_abandon(world.now(), &writer, &[object(&key("k"), lost.generation)]);
+    assert_eq!(given_up, [Ok(())]);
+    let (mut fences, drops) = commands(&world);
+    assert_eq!(
+        (fences.len(), drops),
+        (1, vec![]),
+        "the writer is not asked"
+    );
+    let (to, fence) = fences.pop().unwrap();
+    assert_eq!(to, node.client);
+    (world, node, writer, lost, fence)
+}
+
+// contract: session-14
+#[test]
+fn what_a_writer_gives_up_in_doubt_waits_for_the_node_alone() {
+    let (world, node, writer, lost, fence) = in_doubt();
+    let done = |attached| {
+        world
+            .state
+            .fence_done(world.now(), node.client, fence.id, attached)
+    };
+    let held = || world.quarantined();
+    assert_eq!(held(), 8 * GRANULE);
+    // The key is free, its memory is not.
+    let next = world.put(&writer, &key("k"), granules(8)).unwrap();
+    assert_ne!(next.replicas[0].offset, lost.replicas[0].offset);
+    // Whatever the writer says now, it can't know.
+    assert_eq!(
+        world.revoke(&writer, &key("k"), &lost),
+        Err(Refusal::Superseded)
+    );
+    assert_eq!(held(), 8 * GRANULE);
+    done(true);
+    assert_eq!(held(), 8 * GRANULE, "a frame is under way at the owner");
+    world.state.leave(world.now(), writer.client);
+    assert_eq!(held(), 8 * GRANULE);
+    done(false);
+    assert_eq!(held(), 0);
+}
+
+// contract: session-14
+#[test]
+fn a_dropped_session_in_doubt_waits_for_the_node_alone() {
+    type Doubt = fn(&Scene);
+    let by_answer: Doubt = |scene| scene.answer(scene.writer.client, scene.drop.id, true);
+    let by_revoke: Doubt = |scene| {
+        let (world, lost) = (&scene.world, object(&scene.key, scene.lost.generation));
+        let given_up = world.state.put_abandon(world.now(), &scene.writer, &[lost]);
+        assert_eq!(given_up, [Err(Refusal::Superseded)]);
+    };
+    for doubt in [by_answer, by_revoke] {
+        for node_first in [false, true] {
+            let scene = scene();
+            if node_first {
+                scene.node_done(true);
+            }
+            doubt(&scene);
+            scene.node_done(true);
+            scene.writer_done();
+            let revoked = scene.world.revoke(&scene.writer, &scene.key, &scene.lost);
+            assert_eq!(revoked, Err(Refusal::Superseded));
+            scene
+                .world
+                .state
+                .leave(scene.world.now(), scene.writer.client);
+            assert!(scene.is_held());
+            scene.node_done(false);
+            assert!(!scene.is_held());
+        }
+    }
+}
+
+// The number of a fence in doubt is no command's: nobody can answer for the writer.
+#[test]
+fn nobody_answers_for_a_writer_in_doubt() {
+    let (world, node, writer, _, fence) = in_doubt();
+    for client in [writer.client, node.client] {
+        for id in (0..fence.id + 8).filter(|id| *id != fence.id) {
+            world.state.fence_done(world.now(), client, id, false);
+        }
+    }
+    assert_eq!(world.quarantined(), 8 * GRANULE);
+}
+
 #[test]
 fn commands_are_sent_again_until_they_are_answered() {
     let scene = scene();

@@ -235,13 +235,54 @@ impl MasterLink {
         .await
     }
 
-    /// Gives reservations up. The caller confirms that no transfer of them is in flight any more.
-    /// Repeating it is harmless.
+    /// Gives reservations up. The caller confirms that no transfer of them is in flight any more, but
+    /// for those of which a write ended without an answer from the memory's owner: the master is told which these are, and keeps
+    /// their memory until it was fenced. Repeating it is harmless.
     pub async fn put_revoke(&self, objects: &[ObjectRef]) -> Result<KeyResults, StoreError> {
-        self.each_ref(objects, |objects| {
-            Body::PutRevoke(wire::PutRevokeRequest { objects })
+        let mut results = Vec::with_capacity(objects.len());
+        for (objects, request) in self.revokes(objects) {
+            let answer = self.call(&request).await?.0;
+            let answers = self.key_results(answer, objects.len())?;
+            for (object, answer) in objects.iter().zip(&answers) {
+                if !matches!(answer, Err(Refusal::ShuttingDown | Refusal::WrongTerm)) {
+                    self.shared().doubts.told(object.generation);
+                }
+            }
+            results.extend(answers);
+        }
+        Ok(results)
+    }
+
+    /// Requests that give reservations up, and what each is about.
+    pub(super) fn revokes<'a>(
+        &self,
+        objects: &'a [ObjectRef],
+    ) -> impl Iterator<Item = (&'a [ObjectRef], Request)> {
+        ref_parts(objects).map(|part| {
+            let objects = &objects[part];
+            let in_doubt = objects.iter().map(|object| self.is_in_doubt(object));
+            let unconfirmed: Vec<bool> = in_doubt.collect();
+            let request = self.repeatable(Body::PutRevoke(wire::PutRevokeRequest {
+                objects: refs(objects),
+                unconfirmed: if unconfirmed.contains(&true) {
+                    unconfirmed
+                } else {
+                    Vec::new()
+                },
+            }));
+            (objects, request)
         })
-        .await
+    }
+
+    /// Notes that a write of a reservation ended without an answer from the memory's owner, who may still
+    /// carry it out. From then on this member can't confirm that nothing of it is in flight.
+    pub(crate) fn put_in_doubt(&self, object: &ObjectRef) {
+        self.shared().doubts.note(self.tenant(), object);
+    }
+
+    /// Whether that was noted.
+    pub(crate) fn is_in_doubt(&self, object: &ObjectRef) -> bool {
+        self.shared().doubts.has(object.generation)
     }
 
     /// Waits until each key is complete, or its writer failed, or the time is over

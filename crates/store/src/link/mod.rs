@@ -18,12 +18,13 @@
 //!
 //! Who looks after what: `shared` the circuit breaker and the way of a call, `connection` one stream
 //! and its calls in flight, `greet` the way to an open stream, `supervise` the tasks, `outbox` what is
-//! still to be told. No lock is held across an await, and no two are held together.
+//! still to be told, `doubts` what this member can't confirm. No lock is held across an await, and no two are held together.
 
 mod codec;
 mod config;
 mod connection;
 mod connector;
+mod doubts;
 mod greet;
 mod joined;
 mod keys;
@@ -151,13 +152,16 @@ impl MasterLink {
 
     /// Leaves the master and stops the link's tasks; other handles answer [`StoreError::Closed`] from
     /// the first moment on. Leaving tells the master that no transfer of this member's open puts is in
-    /// flight any more: end, revoke or drain them before.
+    /// flight any more: end, revoke or drain them before. What this member can't know that of is named
+    /// first; if that fails, the master is left to find out that the member is gone.
     pub async fn close(&self, deadline: Duration) -> Result<(), StoreError> {
         let shared = self.shared();
         let until = Instant::now() + deadline;
         let last = shared.status();
         shared.set_status(Status::Closed);
-        if let Status::Up(connection) = last {
+        if let Status::Up(connection) = last
+            && self.tell_doubts(&connection, until).await
+        {
             let request = self.once(Body::Leave(wire::LeaveRequest {}));
             // Best effort: without it the member's time to live ends it.
             let answer = connection.ask(shared.next_request(), &request, until).await;
@@ -173,6 +177,25 @@ impl MasterLink {
                 what: "the link to the master",
                 after: deadline,
             })
+    }
+
+    /// Revokes what is in doubt and was not given up yet. `false`: the master did not answer for all.
+    async fn tell_doubts(&self, connection: &Connection, until: Instant) -> bool {
+        let shared = self.shared();
+        for (tenant, objects) in shared.doubts.untold() {
+            let link = self.with_tenant(tenant);
+            for (objects, request) in link.revokes(&objects) {
+                let answer = connection.ask(shared.next_request(), &request, until).await;
+                if !matches!(answer, Ok(Response::Results(_))) {
+                    tracing::debug!(?answer, "left without a word about writes in doubt");
+                    return false;
+                }
+                for object in objects {
+                    shared.doubts.told(object.generation);
+                }
+            }
+        }
+        true
     }
 
     fn shared(&self) -> &Shared {

@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::config::LinkConfig;
 use super::connection::{AskError, Connection, Request, Response};
+use super::doubts::Doubts;
 use super::outbox::Outbox;
 use super::types::{Life, LinkState, NodeEvent, SessionEvent};
 use crate::error::StoreError;
@@ -84,6 +85,7 @@ pub(super) struct Shared {
     pub(super) master: Arc<str>,
     pub(super) client: ClientId,
     pub(super) outbox: Arc<Outbox>,
+    pub(super) doubts: Doubts,
     pub(super) tracker: TaskTracker,
     pub(super) cancel: CancellationToken,
     /// What heartbeats name.
@@ -104,6 +106,7 @@ impl Shared {
             master: Arc::from(config.master.as_str()),
             client: ClientId::draw(),
             outbox: Arc::default(),
+            doubts: Doubts::default(),
             tracker: TaskTracker::new(),
             cancel: CancellationToken::new(),
             mounted: Mutex::default(),

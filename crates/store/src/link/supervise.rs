@@ -261,7 +261,10 @@ impl Chore {
                 tenant, objects, ..
             } => {
                 let objects = objects.iter().map(Into::into).collect();
-                let revoke = wire::PutRevokeRequest { objects };
+                let revoke = wire::PutRevokeRequest {
+                    objects,
+                    unconfirmed: Vec::new(),
+                };
                 (Body::PutRevoke(revoke), tenant.clone())
             }
         };

@@ -12,6 +12,7 @@ use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::ObjectRef;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::cut::Cut;
 use super::put_state::{CallId, Closed, Phase, PutState};
@@ -146,9 +147,24 @@ impl PutShared {
         ready
     }
 
-    /// Notes that bytes of the header are under way.
-    pub(crate) fn hold(&self) {
-        self.state.lock().put.hold();
+    /// Notes that bytes of the header are about to move. Refused once the session was settled, or its owner
+    /// has let go of it: then its memory may be anybody's.
+    pub(crate) fn hold(&self) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        if state.abandoned {
+            return Err(StoreError::SessionEnded);
+        }
+        state.put.hold().map_err(closed)
+    }
+
+    /// Notes that nobody knows whether a write that ended is still carried out.
+    pub(crate) fn doubt(&self) {
+        self.state.lock().put.doubt();
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn check_confirmed(&self) -> Result<(), StoreError> {
+        self.state.lock().put.check_confirmed().map_err(closed)
     }
 
     /// Notes that they have ended.
@@ -180,6 +196,15 @@ impl PutShared {
 
     /// Waits until no transfer of the session is under way.
     pub(crate) async fn idle(&self, deadline: Duration) -> Result<(), StoreError> {
+        self.idle_until(Instant::now() + deadline, deadline).await
+    }
+
+    /// As [`idle`](Self::idle), for several sessions against one deadline, `after` which time it is.
+    pub(crate) async fn idle_until(
+        &self,
+        deadline: Instant,
+        after: Duration,
+    ) -> Result<(), StoreError> {
         let idle = async {
             loop {
                 let changed = self.changed.notified();
@@ -191,10 +216,10 @@ impl PutShared {
                 self.progress(changed).await;
             }
         };
-        let ended = tokio::time::timeout(deadline, idle).await;
+        let ended = tokio::time::timeout_at(deadline, idle).await;
         ended.map_err(|_| StoreError::Timeout {
             what: "the session's transfers",
-            after: deadline,
+            after,
         })
     }
 
@@ -243,7 +268,7 @@ impl PutShared {
 
     /// Seals a session whose owner let go of it. `true` if its intent can be carried out at once; else
     /// the end of its last transfer says so, or it is over already.
-    fn abandon(&self) -> bool {
+    pub(crate) fn abandon(&self) -> bool {
         let ready = {
             let mut state = self.state.lock();
             let sealed = state.put.seal().is_ok();
@@ -259,6 +284,7 @@ fn closed(closed: Closed) -> StoreError {
     match closed {
         Closed::Ended => StoreError::SessionEnded,
         Closed::Superseded => StoreError::Refused(layercake_protocol::error::Refusal::Superseded),
+        Closed::Unconfirmed => StoreError::Unconfirmed,
     }
 }
 
@@ -307,6 +333,8 @@ impl Drop for PutSession {
     fn drop(&mut self) {
         if self.shared.abandon() {
             self.core.finisher.settle_later(Arc::clone(&self.shared));
+        } else {
+            self.core.finisher.left_sealed(&self.shared);
         }
     }
 }

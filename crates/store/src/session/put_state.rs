@@ -13,7 +13,9 @@
 //! Sealing refuses new calls and drops those that wait; those that run are waited for
 //! ([`PutState::is_idle`]). A commit that finds unwritten bytes reopens the session: the bytes can be
 //! written, and the end repeated. A failed write leaves its bytes unwritten, so it needs no mark of
-//! its own.
+//! its own, unless nobody knows whether the owner of the memory still carries it out. Such a write
+//! could land at any time, on top of whatever is written later: the session is *in doubt* for good,
+//! takes no ranges and can't be committed, and its revoke must say so.
 
 use layercake_protocol::header::WrittenRanges;
 use layercake_protocol::range::ByteRange;
@@ -42,6 +44,8 @@ pub(crate) enum Closed {
     Ended,
     /// It was taken away.
     Superseded,
+    /// It is in doubt.
+    Unconfirmed,
 }
 
 /// Names a call within its session.
@@ -100,6 +104,7 @@ pub(crate) struct PutState {
     calls: Vec<Call>,
     /// Transfers besides those of calls: of the header.
     holds: u32,
+    in_doubt: bool,
     /// The vector of a finished call, for the next one.
     spare: Vec<ByteRange>,
     next_call: u64,
@@ -114,6 +119,7 @@ impl PutState {
             written: WrittenRanges::new(rows),
             calls: Vec::new(),
             holds: 0,
+            in_doubt: false,
             spare: Vec::new(),
             next_call: 0,
         }
@@ -174,14 +180,36 @@ impl PutState {
         call.running
     }
 
-    /// Notes that bytes of the header are under way.
-    pub(crate) fn hold(&mut self) {
+    /// Notes that bytes of the header are about to move. Only while an end has sealed the session: one that
+    /// was settled since may be somebody else's memory.
+    pub(crate) fn hold(&mut self) -> Result<(), Closed> {
+        match self.phase {
+            Phase::Sealed => self.check_confirmed()?,
+            Phase::Superseded => return Err(Closed::Superseded),
+            Phase::Open | Phase::Committed | Phase::Revoked => return Err(Closed::Ended),
+        }
         self.holds += 1;
+        Ok(())
     }
 
     /// Notes that they have ended.
     pub(crate) fn release(&mut self) {
         self.holds = self.holds.saturating_sub(1);
+    }
+
+    /// Notes that nobody knows whether a write that ended is still carried out.
+    pub(crate) fn doubt(&mut self) {
+        self.in_doubt = true;
+        self.calls.retain(|call| call.running);
+    }
+
+    /// Whether every write that ended is known to have ended.
+    pub(crate) fn check_confirmed(&self) -> Result<(), Closed> {
+        if self.in_doubt {
+            Err(Closed::Unconfirmed)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether no call runs: no byte of the session moves, or will after sealing.
@@ -237,7 +265,7 @@ impl PutState {
 
     fn check_open(&self) -> Result<(), Closed> {
         match self.phase {
-            Phase::Open => Ok(()),
+            Phase::Open => self.check_confirmed(),
             Phase::Superseded => Err(Closed::Superseded),
             Phase::Sealed | Phase::Committed | Phase::Revoked => Err(Closed::Ended),
         }

@@ -199,6 +199,57 @@ fn a_settled_session_stays_settled() {
     }
 }
 
+// contract: session-3
+#[test]
+fn a_session_in_doubt_takes_nothing_and_commits_nothing() {
+    let mut state = PutState::new(SIZE, 8);
+    let cuts = cuts_of([(0, 32)].into_iter());
+    let (id, _) = state.admit(&cuts).expect("open");
+    let (waiting, running) = state.admit(&cuts).expect("open");
+    assert!(!running);
+    state.doubt();
+    state.finish(id, |_| Err(()));
+    assert!(state.is_idle());
+    assert_eq!(state.try_run(waiting), Err(Closed::Unconfirmed));
+    assert_eq!(
+        state.admit(&cuts),
+        Err(Closed::Unconfirmed),
+        "nothing heals it"
+    );
+    state.seal().expect("it can be revoked");
+    assert_eq!(state.check_confirmed(), Err(Closed::Unconfirmed));
+    assert_eq!(state.hold(), Err(Closed::Unconfirmed));
+    state.reopen();
+    assert_eq!(state.admit(&cuts), Err(Closed::Unconfirmed));
+    assert!(state.settle(Phase::Revoked));
+}
+
+// contract: session-14
+#[test]
+fn a_header_moves_only_while_an_end_has_sealed_the_session() {
+    let mut state = PutState::new(SIZE, 8);
+    assert_eq!(state.hold(), Err(Closed::Ended), "not sealed yet");
+    state.seal().expect("open");
+    state.hold().expect("sealed");
+    assert!(!state.is_idle(), "the header is under way");
+    state.settle(Phase::Superseded);
+    assert!(!state.is_idle(), "and goes on being so");
+    state.release();
+    assert!(state.is_idle());
+    assert_eq!(state.hold(), Err(Closed::Superseded));
+    assert!(state.is_idle(), "a refused one is not counted");
+    for (phase, refused) in [
+        (Phase::Committed, Closed::Ended),
+        (Phase::Revoked, Closed::Ended),
+        (Phase::Superseded, Closed::Superseded),
+    ] {
+        let mut state = PutState::new(SIZE, 8);
+        state.seal().expect("open");
+        state.settle(phase);
+        assert_eq!(state.hold(), Err(refused));
+    }
+}
+
 // contract: session-14
 #[test]
 fn a_superseded_session_lets_its_transfers_drain() {

@@ -154,7 +154,7 @@ async fn end(
     context: &Context,
     objects: Vec<wire::ObjectRef>,
     end: End,
-) -> Result<Response, Refusal> {
+) -> Result<Vec<Result<(), Refusal>>, Refusal> {
     check_len(objects.len())?;
     let caller = caller(context, None);
     let mut results = Vec::with_capacity(objects.len());
@@ -168,7 +168,7 @@ async fn end(
             Run::Bad(refusal) => results.push(Err(refusal)),
         }
     }
-    Ok(Response::Results(encode_key_results(&results)))
+    Ok(results)
 }
 
 pub(super) async fn put_end(
@@ -176,7 +176,8 @@ pub(super) async fn put_end(
     context: &Context,
     request: wire::PutEndRequest,
 ) -> Result<Response, Refusal> {
-    end(core, context, request.objects, State::put_end).await
+    let results = end(core, context, request.objects, State::put_end).await?;
+    Ok(Response::Results(encode_key_results(&results)))
 }
 
 pub(super) async fn put_revoke(
@@ -184,7 +185,44 @@ pub(super) async fn put_revoke(
     context: &Context,
     request: wire::PutRevokeRequest,
 ) -> Result<Response, Refusal> {
-    end(core, context, request.objects, State::put_revoke).await
+    let wire::PutRevokeRequest {
+        objects,
+        unconfirmed,
+    } = request;
+    if !unconfirmed.contains(&true) {
+        let results = end(core, context, objects, State::put_revoke).await?;
+        return Ok(Response::Results(encode_key_results(&results)));
+    }
+    if unconfirmed.len() != objects.len() {
+        return Err(Refusal::invalid(format!(
+            "{} marks for {} objects: none, or one for each, is accepted",
+            unconfirmed.len(),
+            objects.len()
+        )));
+    }
+    let (doubtful, sure) = objects
+        .into_iter()
+        .zip(&unconfirmed)
+        .partition::<Vec<_>, _>(|(_, unconfirmed)| **unconfirmed);
+    let objects = |marked: Vec<(wire::ObjectRef, &bool)>| {
+        let objects = marked.into_iter().map(|(object, _)| object);
+        objects.collect::<Vec<_>>()
+    };
+    let doubtful = end(core, context, objects(doubtful), State::put_abandon).await?;
+    let sure = end(core, context, objects(sure), State::put_revoke).await?;
+    let (mut doubtful, mut sure) = (doubtful.into_iter(), sure.into_iter());
+    let results: Option<Vec<_>> = unconfirmed
+        .iter()
+        .map(|unconfirmed| {
+            if *unconfirmed {
+                doubtful.next()
+            } else {
+                sure.next()
+            }
+        })
+        .collect();
+    let results = results.expect("every object has its answer");
+    Ok(Response::Results(encode_key_results(&results)))
 }
 
 pub(super) async fn remove(

@@ -291,6 +291,23 @@ impl Shard {
         Ok(())
     }
 
+    /// Gives a reservation up whose writer can't say that no transfer is in flight.
+    pub(crate) fn abandon(
+        &mut self,
+        named: Option<u32>,
+        generation: Generation,
+        client: ClientId,
+        effects: &mut Effects,
+    ) -> Result<(), Refusal> {
+        let slot = self.session(named, generation, client)?;
+        let known = effects.dropped.len();
+        self.drop_open(slot, effects);
+        for dropped in &mut effects.dropped[known..] {
+            dropped.in_doubt = true;
+        }
+        Ok(())
+    }
+
     /// Ends an open session whose writer has nothing in flight.
     fn close_open(&mut self, slot: u32, effects: &mut Effects) {
         self.detach_open(slot, effects);
@@ -308,6 +325,7 @@ impl Shard {
                 generation: entry.generation,
                 writer: open.writer,
                 engine: open.engine,
+                in_doubt: false,
                 places: std::mem::take(&mut entry.places),
                 len: entry.place_len(),
             });
