@@ -125,8 +125,8 @@ async fn start(
         }
     }
     while !open.is_empty() {
-        let candidates = open.iter().map(|(_, candidate)| candidate);
-        let records = read_records(core, candidates, options.fingerprint, eager).await;
+        let candidates: Vec<_> = open.iter().map(|(_, candidate)| candidate).collect();
+        let records = read_records(core, &candidates, options.fingerprint, eager).await;
         let round = std::mem::take(&mut open);
         for ((index, mut candidate), record) in round.into_iter().zip(records) {
             match record {
@@ -209,7 +209,10 @@ async fn lease_keys(
     if keys.is_empty() {
         return Vec::new();
     }
-    let mut starting = Leases::start(core, keys).await;
+    let mut starting = match Leases::start(core, keys).await {
+        Ok(starting) => starting,
+        Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
+    };
     let unreachable = core.unreachable();
     let options = StartOptions {
         recency,

@@ -2,7 +2,8 @@
 //!
 //! The rules are [`LeaseTable`]'s; here are its lock and the two tasks that talk to the master. One
 //! renewal call covers all sessions that are due, and one give-back call all that have ended since
-//! the last. A renewal that fails because the master can't be reached is tried again until the lease is
+//! the last. A call that hangs holds up its own leases only, and no longer than a third of a lease:
+//! others that become due go in calls of their own. A renewal that fails because the master can't be reached is tried again until the lease is
 //! over; a give-back is not repeated, since the lease runs out by itself.
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::ObjectRef;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use super::core::Core;
 use super::now;
@@ -24,6 +26,9 @@ use crate::session::lease::{Grant, Lease, LeaseTable};
 /// Bounds of the pause between two looks at what is due.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a start waits for earlier leases of its keys to be given back.
+const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The leases of one client.
 #[derive(Debug, Default)]
@@ -61,7 +66,10 @@ struct Giving<'a> {
 
 impl Leases {
     /// Announces starts of `keys` and waits until none of them is being given back.
-    pub(crate) async fn start<'a>(core: &'a Arc<Core>, keys: &'a [ObjectKey]) -> Starting<'a> {
+    pub(crate) async fn start<'a>(
+        core: &'a Arc<Core>,
+        keys: &'a [ObjectKey],
+    ) -> Result<Starting<'a>, StoreError> {
         let starting = Starting {
             core,
             keys,
@@ -74,6 +82,7 @@ impl Leases {
                 inner.table.begin_start(key);
             }
         }
+        let deadline = tokio::time::Instant::now() + GIVE_BACK_PATIENCE;
         loop {
             let gave = leases.gave.notified();
             tokio::pin!(gave);
@@ -83,9 +92,19 @@ impl Leases {
                 keys.iter().all(|key| inner.table.may_start(key))
             };
             if ready {
-                return starting;
+                return Ok(starting);
             }
-            gave.await;
+            let given = async {
+                // The task that does it may have other work, or have ended with the client.
+                leases.give_back(core).await;
+                gave.await;
+            };
+            if tokio::time::timeout_at(deadline, given).await.is_err() {
+                return Err(StoreError::Timeout {
+                    what: "giving an earlier lease back",
+                    after: GIVE_BACK_PATIENCE,
+                });
+            }
         }
     }
 
@@ -137,9 +156,12 @@ impl Leases {
         lease
     }
 
+    fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))
+    }
+
     fn pause(&self) -> Duration {
-        let lease = Duration::from_millis(self.lease_ms.load(Ordering::Relaxed));
-        (lease / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+        (self.lease() / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
 }
 
@@ -181,38 +203,47 @@ impl Drop for Giving<'_> {
 
 /// The task that renews. Runs until it is dropped.
 pub(super) async fn renew_task(core: Arc<Core>) {
+    let mut calls = JoinSet::new();
     loop {
         if core.leases.sessions() == 0 {
             core.leases.started.notified().await;
         }
         tokio::time::sleep(core.leases.pause()).await;
-        renew_due(&core).await;
+        while calls.try_join_next().is_some() {}
+        let due = {
+            let inner = core.leases.inner.lock();
+            inner.table.due(now(), core.config.session_idle)
+        };
+        if !due.is_empty() {
+            calls.spawn(renew(Arc::clone(&core), due));
+        }
     }
 }
 
-async fn renew_due(core: &Core) {
+/// Renews leases in one call.
+async fn renew(core: Arc<Core>, due: Vec<Arc<Lease>>) {
     let sent = now();
-    let due = core
-        .leases
-        .inner
-        .lock()
-        .table
-        .due(sent, core.config.session_idle);
-    if due.is_empty() {
-        return;
-    }
     let objects: Vec<ObjectRef> = due.iter().map(|lease| lease.object().clone()).collect();
-    match core.link.renew(&objects).await {
+    let within = (core.leases.lease() / 3).max(SHORTEST_PAUSE);
+    let answer = tokio::time::timeout(within, core.link.renew(&objects)).await;
+    let answer = answer.unwrap_or(Err(StoreError::Timeout {
+        what: "a renewal",
+        after: within,
+    }));
+    match answer {
         Ok(renewed) => {
             let grant = Grant {
                 sent,
                 lease: renewed.lease,
             };
             for (lease, result) in due.iter().zip(renewed.results) {
-                settle(core, lease, grant, result.map_err(StoreError::from));
+                settle(&core, lease, grant, result.map_err(StoreError::from));
             }
         }
         Err(error) => tracing::debug!(%error, count = due.len(), "leases could not be renewed"),
+    }
+    for lease in &due {
+        lease.end_renewal();
     }
 }
 

@@ -24,64 +24,106 @@ pub(super) struct Record {
     pub(super) payload: Option<Bytes>,
 }
 
+/// Bytes of records that are under way at a time, unless one is larger.
+const WAVE: u64 = 4 << 20;
+
+/// Bytes that are copied and checked before other tasks have a turn.
+const TURN: u64 = 256 << 10;
+
+/// What is read, and how much of it.
+struct Wanted<'a> {
+    core: &'a Core,
+    fingerprint: Option<Fingerprint>,
+    /// The greatest payload that comes along with its header, in bytes.
+    eager: u64,
+}
+
 /// Reads and checks the records of all candidates, each at its replica; of objects of at most `eager`
 /// bytes with their payload.
-pub(super) async fn read_records<'a>(
+pub(super) async fn read_records(
     core: &Core,
-    candidates: impl Iterator<Item = &'a Candidate> + Clone,
+    candidates: &[&Candidate],
     fingerprint: Option<Fingerprint>,
     eager: u64,
 ) -> Vec<Result<Record, StoreError>> {
-    let len_of = |candidate: &Candidate| {
+    let wanted = Wanted {
+        core,
+        fingerprint,
+        eager,
+    };
+    let mut records = Vec::with_capacity(candidates.len());
+    let mut rest = candidates;
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fitting = rest.iter().take_while(|candidate| {
+            bytes += wanted.len_of(candidate);
+            bytes <= WAVE
+        });
+        let (wave, later) = rest.split_at(fitting.count().max(1));
+        wanted.read(wave, &mut records).await;
+        rest = later;
+    }
+    records
+}
+
+impl Wanted<'_> {
+    fn len_of(&self, candidate: &Candidate) -> u64 {
         let header = u64::from(candidate.here().replica.header_len);
-        let payload = if candidate.size <= eager {
+        let payload = if candidate.size <= self.eager {
             candidate.size
         } else {
             0
         };
         header + payload
-    };
-    let scratch = match core.scratch.take(candidates.clone().map(len_of).sum()) {
-        Ok(scratch) => scratch,
-        Err(error) => return candidates.map(|_| Err(error.clone())).collect(),
-    };
-    let mut fanout = Fanout::new(Direction::Read, false);
-    let mut at = 0;
-    let mut arrived: Vec<Result<(), StoreError>> = Vec::new();
-    for (index, candidate) in candidates.clone().enumerate() {
-        let place = candidate.here();
-        let mut remote = place.header();
-        remote.len = len_of(candidate);
-        arrived.push(match scratch.slice(at, remote.len) {
-            Ok(local) => {
+    }
+
+    /// Reads one wave.
+    async fn read(&self, wave: &[&Candidate], records: &mut Vec<Result<Record, StoreError>>) {
+        let core = self.core;
+        let total = wave.iter().map(|candidate| self.len_of(candidate)).sum();
+        let scratch = match core.scratch.take(total) {
+            Ok(scratch) => scratch,
+            Err(error) => return records.extend(wave.iter().map(|_| Err(error.clone()))),
+        };
+        let mut fanout = Fanout::new(Direction::Read, false);
+        let mut at = 0;
+        let mut arrived: Vec<Result<(), StoreError>> = Vec::with_capacity(wave.len());
+        for (index, candidate) in wave.iter().enumerate() {
+            let place = candidate.here();
+            let mut remote = place.header();
+            remote.len = self.len_of(candidate);
+            let len = remote.len;
+            arrived.push(scratch.slice(at, len).map(|local| {
                 fanout.push(&place.target, local, remote, (index, place));
-                Ok(())
-            }
-            Err(error) => Err(error),
-        });
-        at += remote.len;
-    }
-    let flight = fanout.submit(&core.engine);
-    flight
-        .land(|(index, place), result| {
-            arrived[index] = result.map(drop).map_err(|error| lost(core, place, error));
-        })
-        .await;
-    let mut at = 0;
-    let mut records = Vec::with_capacity(arrived.len());
-    for (candidate, arrived) in candidates.zip(arrived) {
-        let len = len_of(candidate);
-        let record =
-            arrived.and_then(|()| record(core, candidate, (&scratch, at, len), fingerprint));
-        if let Err(StoreError::HeaderMismatch { .. } | StoreError::ChecksumMismatch { .. }) = record
-        {
-            core.counters.mismatches.one();
+            }));
+            at += len;
         }
-        records.push(record);
-        at += len;
+        let flight = fanout.submit(&core.engine);
+        flight
+            .land(|(index, place), result| {
+                arrived[index] = result.map(drop).map_err(|error| lost(core, place, error));
+            })
+            .await;
+        let (mut at, mut turn) = (0, 0);
+        for (candidate, arrived) in wave.iter().zip(arrived) {
+            let len = self.len_of(candidate);
+            let record = arrived
+                .and_then(|()| record(core, candidate, (&scratch, at, len), self.fingerprint));
+            if let Err(StoreError::HeaderMismatch { .. } | StoreError::ChecksumMismatch { .. }) =
+                record
+            {
+                core.counters.mismatches.one();
+            }
+            records.push(record);
+            at += len;
+            turn += len;
+            if turn >= TURN {
+                turn = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        scratch.recycle();
     }
-    scratch.recycle();
-    records
 }
 
 /// Takes one record out of the buffer and checks it.

@@ -40,6 +40,8 @@ struct Term {
     used: Instant,
     reading: u32,
     over: bool,
+    /// A renewal is under way.
+    renewing: bool,
 }
 
 impl Lease {
@@ -50,6 +52,7 @@ impl Lease {
             used: now,
             reading: 0,
             over: false,
+            renewing: false,
         };
         let lease = Self {
             object,
@@ -86,11 +89,19 @@ impl Lease {
         term.check(now)
     }
 
-    /// Whether it is time to renew: not over, and its sessions used it less than `idle` ago.
-    fn is_due(&self, now: Instant, idle: Duration) -> bool {
-        let term = self.term.lock();
+    /// Begins a renewal if it is time to: none is under way, the lease is not over, and its sessions used
+    /// it less than `idle` ago.
+    fn begin_renewal(&self, now: Instant, idle: Duration) -> bool {
+        let mut term = self.term.lock();
         let in_use = term.reading > 0 || now.saturating_duration_since(term.used) < idle;
-        !term.over && in_use && now >= term.renew_at
+        let due = !term.over && !term.renewing && in_use && now >= term.renew_at;
+        term.renewing |= due;
+        due
+    }
+
+    /// A renewal is over, however it went.
+    pub(crate) fn end_renewal(&self) {
+        self.term.lock().renewing = false;
     }
 
     /// The master granted or renewed it.
@@ -217,10 +228,10 @@ impl LeaseTable {
         self.tidy(&object.key, &mut Vec::new());
     }
 
-    /// The leases that are to be renewed now.
+    /// The leases that are to be renewed now: for each a renewal begins, which the caller must end.
     pub(crate) fn due(&self, now: Instant, idle: Duration) -> Vec<Arc<Lease>> {
         let held = self.keys.values().flat_map(|entry| &entry.held);
-        held.filter(|held| held.lease.is_due(now, idle))
+        held.filter(|held| held.lease.begin_renewal(now, idle))
             .map(|held| Arc::clone(&held.lease))
             .collect()
     }
