@@ -2,10 +2,11 @@
 //!
 //! A transfer that fails because of the peer puts its segment here; from then on lookups and starts tell
 //! the master to leave it out, so what only it holds counts as absent, and nothing new is placed there.
-//! A later transfer that succeeds, or the prober's, takes it off the list. A segment that does not come
-//! back for [`FORGET_AFTER`] is dropped: by then the master has dropped it as well.
+//! A later transfer that succeeds, or the prober's, takes it off the list. It stays there for as long
+//! as the master lists the segment, which is looked up every [`LOOK_UP_AFTER`]; what the master has
+//! dropped is in nobody's answers, and is dropped here as well.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,8 +20,9 @@ use super::core::{Core, now};
 use super::fanout::Fanout;
 use super::places::Target;
 
-/// How long a segment stays on the list without an answer.
-pub(super) const FORGET_AFTER: Duration = Duration::from_mins(10);
+/// How long a segment is on the list before the master is asked whether it has dropped it, and how long
+/// before it is asked again.
+const LOOK_UP_AFTER: Duration = Duration::from_mins(1);
 
 /// The list.
 #[derive(Debug, Default)]
@@ -34,7 +36,7 @@ pub(crate) struct Suspects {
 #[derive(Debug)]
 struct Suspect {
     target: Arc<Target>,
-    since: Instant,
+    look_up: Instant,
 }
 
 impl Suspects {
@@ -49,7 +51,7 @@ impl Suspects {
         let mut list = self.list.lock();
         list.entry(target.segment).or_insert_with(|| {
             tracing::debug!(segment = %target.segment, peer = %target.peer, "segment is out of reach");
-            Suspect { target: Arc::clone(target), since: now() }
+            Suspect { target: Arc::clone(target), look_up: now() + LOOK_UP_AFTER }
         });
         self.count.store(list.len(), Ordering::Release);
         self.added.notify_one();
@@ -67,10 +69,24 @@ impl Suspects {
         self.count.store(list.len(), Ordering::Release);
     }
 
-    /// Drops those that have been here for too long.
-    pub(super) fn forget_old(&self, now: Instant) {
+    /// Whether one has been here for so long that the master may have dropped it.
+    fn is_look_up_due(&self, now: Instant) -> bool {
+        self.list
+            .lock()
+            .values()
+            .any(|suspect| now >= suspect.look_up)
+    }
+
+    /// Drops those that were to be looked up and are not among what the master `lists`.
+    fn looked_up(&self, lists: &HashSet<SegmentId>, now: Instant) {
         let mut list = self.list.lock();
-        list.retain(|_, suspect| now.saturating_duration_since(suspect.since) < FORGET_AFTER);
+        list.retain(|segment, suspect| {
+            if now < suspect.look_up {
+                return true;
+            }
+            suspect.look_up = now + LOOK_UP_AFTER;
+            lists.contains(segment)
+        });
         self.count.store(list.len(), Ordering::Release);
     }
 
@@ -131,13 +147,24 @@ pub(super) async fn probe_task(core: Arc<Core>) {
     loop {
         core.suspects.any().await;
         tokio::time::sleep(pause).await;
-        core.suspects.forget_old(now());
+        look_up(&core).await;
         probe(&core).await;
         pause = if core.suspects.is_empty() {
             FIRST_PAUSE
         } else {
             (pause * 2).min(LONGEST_PAUSE)
         };
+    }
+}
+
+/// Drops those that the master has dropped. If it can't be asked, they stay.
+async fn look_up(core: &Core) {
+    let asked = now();
+    if core.suspects.is_look_up_due(asked)
+        && let Ok(segments) = core.link.segments().await
+    {
+        let lists = segments.iter().map(|stat| stat.segment.id).collect();
+        core.suspects.looked_up(&lists, asked);
     }
 }
 
