@@ -18,7 +18,7 @@ use crate::session::GetSession;
 const EAGER: u64 = 64 << 10;
 
 /// Copies of at most this many bytes are done in place.
-const BRIEF: u64 = 1 << 20;
+const BRIEF: u64 = 128 << 10;
 
 /// Bytes that [`StoreClient::get`] has under way at a time, unless one object is larger.
 const WAVE: u64 = 64 << 20;

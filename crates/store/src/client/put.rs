@@ -21,6 +21,12 @@ use crate::session::PutSession;
 /// The length at which a put cuts its bytes: one checksum for each.
 const UNIT: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
 
+/// Bytes that [`StoreClient::put_bytes`] copies and has under way at a time, unless one object is larger.
+const WAVE: usize = 64 << 20;
+
+/// Bytes that are copied before other tasks have a turn.
+const TURN: usize = 256 << 10;
+
 /// One object to put.
 #[derive(Clone, Debug)]
 pub struct PutRequest {
@@ -101,33 +107,59 @@ impl StoreClient {
         self.store(requests, config, true).await
     }
 
-    /// [`put`](Self::put) of bytes that are not registered: they are copied once more.
+    /// [`put`](Self::put) of bytes that are not registered: they are copied once more, and stored in waves of
+    /// bounded size.
     pub async fn put_bytes(
         &self,
         objects: &[(ObjectKey, &[u8])],
         config: &ReplicateConfig,
     ) -> Vec<Result<PutOutcome, StoreError>> {
-        let mut requests = Vec::with_capacity(objects.len());
-        for (key, bytes) in objects {
-            match self.registered(bytes) {
+        let mut answers = Vec::with_capacity(objects.len());
+        let mut rest = objects;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fitting = rest.iter().take_while(|(_, object)| {
+                bytes += object.len();
+                bytes <= WAVE
+            });
+            let (wave, later) = rest.split_at(fitting.count().max(1));
+            answers.extend(self.put_wave(wave, config).await);
+            rest = later;
+        }
+        answers
+    }
+
+    async fn put_wave(
+        &self,
+        wave: &[(ObjectKey, &[u8])],
+        config: &ReplicateConfig,
+    ) -> Vec<Result<PutOutcome, StoreError>> {
+        let mut requests = Vec::with_capacity(wave.len());
+        for (key, bytes) in wave {
+            match self.registered(bytes).await {
                 Ok(piece) => {
                     let pieces = piece.into_iter().collect();
                     requests.push(PutRequest::new(key.clone(), pieces));
                 }
-                Err(error) => return objects.iter().map(|_| Err(error.clone())).collect(),
+                Err(error) => return wave.iter().map(|_| Err(error.clone())).collect(),
             }
         }
         self.put(requests, config).await
     }
 
-    /// A registered copy of bytes; `None` if there are none.
-    fn registered(&self, bytes: &[u8]) -> Result<Option<LocalSlice>, StoreError> {
+    /// A registered copy of bytes; `None` if there are none. Other tasks have their turn meanwhile.
+    async fn registered(&self, bytes: &[u8]) -> Result<Option<LocalSlice>, StoreError> {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let memory = self
-            .engine()
-            .register(bytes.to_vec().into(), Access::LocalOnly)?;
+        let mut copy = Vec::with_capacity(bytes.len());
+        for part in bytes.chunks(TURN) {
+            copy.extend_from_slice(part);
+            if copy.len() < bytes.len() {
+                tokio::task::yield_now().await;
+            }
+        }
+        let memory = self.engine().register(copy.into(), Access::LocalOnly)?;
         Ok(Some(memory.slice(0, memory.len())?))
     }
 
