@@ -64,6 +64,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::StoreError;
 use crate::link::{LinkConfig, MasterLink};
+use crate::session::PutShared;
+use crate::session::put_state::Phase;
 
 /// How a client works. Plain data.
 #[derive(Clone, Debug)]
@@ -192,8 +194,14 @@ impl StoreClient {
         let work = async {
             core.orphans().close();
             core.orphans().wait().await;
-            for put in core.puts.all() {
-                if put.seal().is_ok() && put.idle(deadline).await.is_ok() {
+            let until = tokio::time::Instant::now() + deadline;
+            let puts = core.puts.all();
+            for put in &puts {
+                put.abandon();
+            }
+            let open = |put: &Arc<PutShared>| put.phase() == Phase::Sealed;
+            for put in puts.into_iter().filter(open) {
+                if put.idle_until(until, deadline).await.is_ok() {
                     core.finisher.settle_later(put);
                 }
             }
