@@ -157,7 +157,8 @@ pub(crate) fn serve(
         let engine = EngineSettings::local(trust).with_transports(transports)?;
         engine.listening_on(Some(listen), None)
     };
-    let mut engine = settings().map_err(|error| errors::raise(&error))?;
+    // Names are looked up.
+    let mut engine = py.detach(settings).map_err(|error| errors::raise(&error))?;
     let mut config = MasterConfig {
         listen: engine.listen,
         token: engine.trust.token.clone(),

@@ -173,7 +173,8 @@ impl PyTransferEngine {
                 .with_transports(transports)?
                 .listening_on(listen, advertise)
         };
-        let settings = settings().map_err(|error| errors::raise(&error))?;
+        // Names are looked up.
+        let settings = py.detach(settings).map_err(|error| errors::raise(&error))?;
         let engine = runtime::run(py, PeerEngine::start(settings))?;
         let engine = engine.map_err(|error| errors::raise(&error))?;
         runtime::close_later(py, &engine);

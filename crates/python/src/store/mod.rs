@@ -167,7 +167,8 @@ impl PyStore {
                 ..default
             })
         };
-        let settings = settings().map_err(|error| errors::raise(&error))?;
+        // Names are looked up.
+        let settings = py.detach(settings).map_err(|error| errors::raise(&error))?;
         Self::open(py, settings, shared, None)
     }
 
