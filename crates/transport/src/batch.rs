@@ -73,6 +73,9 @@ pub struct Batch {
     pub pieces: Vec<Piece>,
     /// Whether the CRC-32C of every piece's bytes, as they are on this side, is wanted.
     pub checksum: bool,
-    /// How long the batch as a whole may take; by default [`crate::Deadlines::transfer`].
+    /// How long the batch as a whole may take; by default [`crate::Deadlines::transfer`]. Pieces that
+    /// were not begun by then fail with [`crate::PieceError::Timeout`]. One that is under way is given
+    /// [`crate::Deadlines::progress`] more to end, since stopping it costs the connection, which other
+    /// batches share: so the batch resolves by the sum of both.
     pub deadline: Option<Duration>,
 }

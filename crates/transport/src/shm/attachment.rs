@@ -202,15 +202,18 @@ impl RegionView {
         Ok(())
     }
 
-    /// Has the processor fetch the tags of a range that was checked: they lie apart from each other
-    /// and from the bytes, and waiting for them would cost as much as copying several kilobytes.
-    pub(super) fn prefetch_tags(&self, offset: u64, len: u64) {
+    /// Reads the tags of a range that was checked, once for each line of the cache, and does nothing
+    /// with them: they lie apart from each other and from the bytes, and waiting for them one piece at a
+    /// time would cost as much as copying several kilobytes. These loads depend on nothing, so the
+    /// processor has those of many pieces under way at once.
+    pub(super) fn warm_tags(&self, offset: u64, len: u64) {
         let Ok(tags) = self.tags() else {
             return;
         };
         let granules = tag_granules(offset, len);
         for granule in granules.step_by(8) {
             if let Some(tag) = tags.words().get(granule) {
+                // Kept, though nobody looks at it.
                 std::hint::black_box(tag.load(Ordering::Relaxed));
             }
         }

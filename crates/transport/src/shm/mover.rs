@@ -107,7 +107,7 @@ impl ShmMover {
         }
         let offset = remote.offset + part.offset;
         if remote.generation.is_some() {
-            view.prefetch_tags(offset, part.len);
+            view.warm_tags(offset, part.len);
         }
         Ok(Place {
             piece,
@@ -220,6 +220,19 @@ impl ShmMover {
     }
 }
 
+/// Has the bytes fetched that are read first when this part is copied.
+fn prefetch(direction: Direction, place: &Place<'_>) {
+    match (direction, &place.view.backing) {
+        (Direction::Write, Backing::Mapped { .. }) => racy::prefetch(local_source(place)),
+        (Direction::Read, Backing::Mapped { memory, .. }) => {
+            if let Some(source) = memory.source(place.offset, place.part.len) {
+                racy::prefetch(source);
+            }
+        }
+        (_, Backing::ByAddress) => {}
+    }
+}
+
 fn local_source<'a>(place: &Place<'a>) -> Source<'a> {
     let (offset, len) = local_range(place.part);
     let part = place.piece.local.source().part(offset, len);
@@ -243,7 +256,11 @@ impl PartMover for ShmMover {
         let places: Vec<_> = parts.iter().map(|part| self.locate(job, part)).collect();
         let mut by_address = Vec::new();
         let first = moved.len();
-        for place in places {
+        let mut places = places.into_iter().peekable();
+        while let Some(place) = places.next() {
+            if let Some(Ok(next)) = places.peek() {
+                prefetch(job.direction(), next);
+            }
             match place {
                 Err(reason) => moved.push(reason),
                 Ok(place) => match &place.view.backing {

@@ -145,7 +145,9 @@ impl LaneState {
         if now.saturating_duration_since(self.last_progress) >= progress {
             return Some(PieceError::Stalled);
         }
-        // A lane that moves answers a late frame soon; one that only trickles may not go on for ever.
+        // Giving up a frame costs the lane, and with it the frames of others. One that moves answers a
+        // late frame soon, so it gets some time for that: a batch may resolve that much after its
+        // deadline, as its documentation says. One that only trickles may not go on for ever.
         let late = |frame: &Frame| now >= frame.job.deadline() + progress;
         self.frames.iter().any(late).then_some(PieceError::Timeout)
     }
