@@ -228,7 +228,8 @@ impl Engine {
     /// `true`, no write of an earlier generation can land there, though the peer may still be attached.
     ///
     /// What this engine does on behalf of peers (tcp, local) is waited for whoever the peer is; it ends
-    /// within the progress deadline. A peer on this host that is stopped in the middle of a copy of its
+    /// within the progress deadline of a peer that stops, and within the deadlines of a transfer and of
+    /// progress together in any case. A peer on this host that is stopped in the middle of a copy of its
     /// own keeps this waiting.
     pub fn wait_quiet(&self, peer: Option<EngineId>, deadline: Duration) -> bool {
         self.wait_over(&self.quiet_mark(peer), deadline)
@@ -265,6 +266,18 @@ impl Engine {
                 (Some(shm), Some(copies)) => shm.wait_over(copies, until),
                 _ => true,
             }
+    }
+
+    /// Whether generations are checked: by this engine for peers that reach it over tcp, and for what
+    /// it does by itself. Without, [`Memory::fence`] keeps nobody out.
+    pub fn checks_generations(&self) -> bool {
+        self.inner.core.context.config.generation_checks
+    }
+
+    /// Regions that were dropped while they were in use, and still are.
+    #[cfg(test)]
+    pub(crate) fn lingering(&self) -> usize {
+        self.inner.core.context.registry.lingering()
     }
 
     /// The counters.

@@ -24,6 +24,10 @@ pub(crate) trait RegionObserver: Send + Sync {
     /// The region is withdrawn: peers must not start copies any more. Returns whether all copies
     /// that peers had begun are over; waits for that no longer than `until`. May be called again.
     fn withdrawn(&self, entry: &Arc<RegionEntry>, until: Instant) -> bool;
+
+    /// A region was dropped while it was in use: [`Registry::reap`] has to be called from time to time,
+    /// as long as [`Registry::lingering`] says so.
+    fn lingers(&self);
 }
 
 pub(crate) struct Registry {
@@ -239,19 +243,30 @@ impl Registry {
 
     /// Withdraws without waiting; what is still at work keeps the memory.
     pub(crate) fn abandon(&self, entry: &Arc<RegionEntry>) {
-        if !self.withdraw(entry, Instant::now()) {
-            self.lingering.lock().push(Arc::clone(entry));
-        }
         self.reap();
+        if self.withdraw(entry, Instant::now()) {
+            return;
+        }
+        self.lingering.lock().push(Arc::clone(entry));
+        if let Some(observer) = self.observer.get() {
+            observer.lingers();
+        }
+    }
+
+    /// Abandoned regions that are still in use.
+    pub(crate) fn lingering(&self) -> usize {
+        self.lingering.lock().len()
     }
 
     /// Lets go of abandoned regions whose operations are over by now.
-    fn reap(&self) {
-        let candidates = std::mem::take(&mut *self.lingering.lock());
+    pub(crate) fn reap(&self) {
+        // Asked without the lock, and left in the list meanwhile: it says what is in use.
+        let candidates: Vec<_> = self.lingering.lock().clone();
         let now = Instant::now();
         for entry in candidates {
-            if !self.withdraw(&entry, now) {
-                self.lingering.lock().push(entry);
+            if self.withdraw(&entry, now) {
+                let mut lingering = self.lingering.lock();
+                lingering.retain(|other| !Arc::ptr_eq(other, &entry));
             }
         }
     }

@@ -51,8 +51,8 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 
 use self::initiator::Initiator;
-pub(crate) use self::owner::UnderWay;
 use self::owner::Exports;
+pub(crate) use self::owner::UnderWay;
 use self::service::{Service, Shared, WAKER};
 use crate::backend::{Backend, Context};
 use crate::config::TransportKind;
@@ -87,7 +87,9 @@ impl Shm {
         let initiator = Initiator::new(Arc::clone(&context), pool, Arc::clone(&waker));
         let shared = Arc::new(Shared {
             context,
-            exports: Arc::new(Exports::create().map_err(failed("sharing memory"))?),
+            exports: Arc::new(
+                Exports::create(Some(Arc::clone(&waker))).map_err(failed("sharing memory"))?,
+            ),
             initiator,
             stop: AtomicBool::new(false),
             probe: Box::new(rand::rng().random()),

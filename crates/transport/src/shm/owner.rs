@@ -4,12 +4,15 @@
 //! regions that it opened), and answers three questions that have to wait for peers: is a withdrawn
 //! region untouched by now, are all copies over that a peer had begun, has a peer gone.
 //!
-//! A peer is there from before it is sent its descriptors until its socket hangs up. The kernel closes
-//! the socket when the process is gone, however it ended, after its last instruction; so when a peer
-//! counts as gone, nothing of it can write any more. Waiting looks at sockets itself and does not
-//! depend on the service thread.
+//! A peer is there from before it is sent its descriptors until its socket hangs up, also if it broke
+//! the protocol and is not listened to any more. The kernel closes the socket when the process is gone,
+//! however it ended, after its last instruction; so when a peer counts as gone, nothing of it can write
+//! any more. Waiting looks at sockets itself and does not depend on the service thread.
 //!
-//! Lock order: `published` before `peers`. Nothing is sent to a peer that could block.
+//! What was under way when a region was withdrawn is remembered until it is over: asking again does
+//! not wait for what the same peers have begun elsewhere since.
+//!
+//! Lock order: `published`, `withdrawing`, `peers`. Nothing is sent to a peer that could block.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -19,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use layercake_protocol::ids::{Capability, EngineId, RegionId};
+use mio::Waker;
 use parking_lot::{Condvar, Mutex};
 
 use super::raw::reopen_read_only;
@@ -69,18 +73,24 @@ pub(super) struct Opened {
 pub(super) struct Exports {
     table: Table,
     published: Mutex<HashMap<RegionId, u32>>,
+    /// Regions whose last copies are waited for.
+    withdrawing: Mutex<HashMap<RegionId, Arc<UnderWay>>>,
     peers: Mutex<Peers>,
     /// A peer went away.
     departed: Condvar,
+    service: Option<Arc<Waker>>,
 }
 
 impl Exports {
-    pub(super) fn create() -> io::Result<Self> {
+    /// `service` is woken for regions that were dropped while in use.
+    pub(super) fn create(service: Option<Arc<Waker>>) -> io::Result<Self> {
         Ok(Self {
             table: Table::create()?,
             published: Mutex::default(),
+            withdrawing: Mutex::default(),
             peers: Mutex::default(),
             departed: Condvar::new(),
+            service,
         })
     }
 
@@ -343,15 +353,32 @@ impl RegionObserver for Exports {
         if shown.is_some() {
             self.tell_withdrawn(region);
         }
-        let under_way = self.under_way_where(|peer| peer.opened.contains(&region));
+        let under_way = {
+            let mut withdrawing = self.withdrawing.lock();
+            let under_way = withdrawing.entry(region).or_insert_with(|| {
+                Arc::new(self.under_way_where(|peer| peer.opened.contains(&region)))
+            });
+            Arc::clone(under_way)
+        };
         let quiet = self.wait_over(&under_way, until);
         if quiet {
             let mut peers = self.peers.lock();
             for peer in peers.attached.values_mut() {
                 peer.opened.remove(&region);
             }
+            drop(peers);
+            // Whoever asks at the same time finds either this or nobody who opened the region.
+            self.withdrawing.lock().remove(&region);
         }
         quiet
+    }
+
+    fn lingers(&self) {
+        if let Some(service) = &self.service
+            && let Err(error) = service.wake()
+        {
+            tracing::error!(%error, "the shared-memory thread can't be woken");
+        }
     }
 }
 

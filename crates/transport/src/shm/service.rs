@@ -6,7 +6,8 @@
 //!
 //! A greeting has a deadline. While anything waits the loop looks at the time every few milliseconds;
 //! otherwise it sleeps. A peer that sends what is no message, or more than it takes answers for, loses
-//! its connection.
+//! its connection. If it is attached that means that it is no longer listened to: it may be copying, so
+//! it is told to go and counts as attached until it has hung up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -32,6 +33,8 @@ use crate::endpoint::Endpoint;
 use crate::error::PieceError;
 
 mod messages;
+#[cfg(test)]
+mod tests;
 
 pub(super) const WAKER: Token = Token(0);
 const LISTENER: Token = Token(1);
@@ -39,6 +42,9 @@ const FIRST_CONNECTION: usize = 2;
 
 /// How often the loop looks at the time while something waits.
 const TICK: Duration = Duration::from_millis(10);
+
+/// How often it looks for dropped regions that are in use no more.
+const REAP: Duration = Duration::from_millis(100);
 
 /// Messages taken from one connection before the others get their turn.
 const BURST: usize = 64;
@@ -74,6 +80,8 @@ enum Role {
     },
     /// A peer copies from and to this engine's memory.
     Serving(PeerKey),
+    /// The same, told to go: its hang-up is waited for, and nothing it sends is read.
+    Leaving(PeerKey),
     /// This engine greets an owner.
     Greeting {
         owner: EngineId,
@@ -129,12 +137,12 @@ impl Service {
         let shared = Arc::clone(&self.shared);
         let _ended = CloseOnExit(&shared);
         let mut events = Events::with_capacity(256);
-        let mut waits = false;
+        let mut next = None;
         while !self.shared.stop.load(Ordering::Acquire) {
-            let timeout = match (self.again.is_empty(), waits) {
-                (false, _) => Some(Duration::ZERO),
-                (true, true) => Some(TICK),
-                (true, false) => None,
+            let timeout = if self.again.is_empty() {
+                next
+            } else {
+                Some(Duration::ZERO)
             };
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != io::ErrorKind::Interrupted
@@ -161,7 +169,7 @@ impl Service {
                 let deadline = Instant::now() + self.shared.context.config.deadlines.connect;
                 self.connect(peer, deadline);
             }
-            waits = self.tick();
+            next = self.tick();
         }
         let connections = std::mem::take(&mut self.connections);
         for connection in connections.into_values() {
@@ -177,8 +185,8 @@ impl Service {
         self.shared.context.config.deadlines.connect
     }
 
-    /// Looks at everything that waits; says whether anything does.
-    fn tick(&mut self) -> bool {
+    /// Looks at everything that waits; says when to look again, if anything does.
+    fn tick(&mut self) -> Option<Duration> {
         let now = Instant::now();
         if self.accept_again {
             self.accept();
@@ -193,7 +201,7 @@ impl Service {
         }
         let late = |connection: &Connection| match &connection.role {
             Role::Greeted { deadline, .. } | Role::Greeting { deadline, .. } => *deadline <= now,
-            Role::Serving(_) | Role::Attached(_) => false,
+            Role::Serving(_) | Role::Leaving(_) | Role::Attached(_) => false,
         };
         let late = self.connections.iter().filter(|(_, c)| late(c));
         let late: Vec<Token> = late.map(|(token, _)| *token).collect();
@@ -202,10 +210,17 @@ impl Service {
         }
         let parked = self.shared.initiator.tick(now);
         let mut connections = self.connections.values();
-        parked
+        let waits = parked
             || self.accept_again
             || !self.retries.is_empty()
-            || connections.any(|c| matches!(c.role, Role::Greeted { .. } | Role::Greeting { .. }))
+            || connections.any(|c| matches!(c.role, Role::Greeted { .. } | Role::Greeting { .. }));
+        let registry = &self.shared.context.registry;
+        registry.reap();
+        if waits {
+            Some(TICK)
+        } else {
+            (registry.lingering() > 0).then_some(REAP)
+        }
     }
 
     fn accept(&mut self) {
@@ -330,6 +345,9 @@ impl Service {
             let Some(connection) = self.connections.get(&token) else {
                 return;
             };
+            if matches!(connection.role, Role::Leaving(_)) {
+                return self.close(token, PieceError::PeerGone);
+            }
             match connection.channel.receive() {
                 Ok(Some(received)) => match self.on_received(token, received) {
                     Next::Keep => {}
@@ -390,17 +408,38 @@ impl Service {
 
     /// Ends a connection; what waits for it fails with this.
     fn close(&mut self, token: Token, error: PieceError) {
+        if self.sends_away(token) {
+            return;
+        }
         let Some(connection) = self.drop_connection(token) else {
             return;
         };
         match connection.role {
             Role::Greeted { .. } => {}
-            Role::Serving(key) => self.shared.exports.detach(key),
+            Role::Serving(key) | Role::Leaving(key) => self.shared.exports.detach(key),
             Role::Greeting { owner, .. } => {
                 let failed = NotAttached::Fail(error);
                 self.shared.initiator.not_attached(owner, failed);
             }
             Role::Attached(attachment) => self.shared.initiator.detached(&attachment),
+        }
+    }
+
+    /// Has a peer go that may be copying; false if it has gone, or never could copy. Its socket stays
+    /// watched, so its hang-up brings the loop back here.
+    fn sends_away(&mut self, token: Token) -> bool {
+        let Some(connection) = self.connections.get_mut(&token) else {
+            return false;
+        };
+        match connection.role {
+            Role::Serving(key) if connection.channel.is_open() => {
+                connection.channel.close_sending();
+                connection.outbox = VecDeque::new();
+                connection.role = Role::Leaving(key);
+                true
+            }
+            Role::Leaving(_) => connection.channel.is_open(),
+            _ => false,
         }
     }
 

@@ -22,7 +22,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let registry = Arc::new(Registry::new());
-        let exports = Arc::new(Exports::create().expect("created"));
+        let exports = Arc::new(Exports::create(None).expect("created"));
         registry.set_observer(Arc::clone(&exports) as Arc<dyn RegionObserver>);
         let name = format!("layercake-test-{}", EngineId::draw());
         let listener = socket::listen(&name).expect("listens");
@@ -146,6 +146,23 @@ fn withdrawing_waits_for_peers_that_opened_the_region_only() {
     assert!(memory.unregister(Duration::from_millis(5)).is_err());
     drop(raised);
     memory.unregister(SOON).expect("the copy is over");
+}
+
+#[test]
+fn asking_again_waits_for_no_copy_that_began_after_the_withdrawal() {
+    let scene = Scene::new();
+    let memory = scene.allocate(Access::RemoteReadWrite);
+    let (key, slots, _far) = scene.peer(EngineId(1));
+    scene.open(key, &memory).expect("opened");
+    let before = slots.raise();
+    assert!(memory.unregister(Duration::ZERO).is_err());
+    // The peer copies elsewhere without a gap.
+    let elsewhere = slots.raise();
+    drop(before);
+    memory
+        .unregister(Duration::ZERO)
+        .expect("the copy is over that had begun before");
+    drop(elsewhere);
 }
 
 #[test]

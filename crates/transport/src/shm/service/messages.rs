@@ -50,6 +50,8 @@ impl Service {
                 let (owner, step) = (*owner, greeting.on_message(&message));
                 self.greet_as_initiator(token, owner, step, received.descriptors)
             }
+            // Not read any more.
+            Role::Leaving(_) => Next::Keep,
             Role::Attached(attachment) => {
                 let attachment = Arc::clone(attachment);
                 self.on_answer(&attachment, &message, received.descriptors)
@@ -82,10 +84,12 @@ impl Service {
             return Next::Keep;
         };
         let exports = &self.shared.exports;
-        let table = exports.table_file().try_clone_to_owned();
-        let attached = exports.attach(engine, Arc::clone(&connection.channel));
-        match (table, attached) {
-            (Ok(table), Ok(Some((key, slots)))) => {
+        let attached = exports.table_file().try_clone_to_owned().and_then(|table| {
+            let attached = exports.attach(engine, Arc::clone(&connection.channel))?;
+            Ok(attached.map(|(key, slots)| (key, slots, table)))
+        });
+        match attached {
+            Ok(Some((key, slots, table))) => {
                 connection.role = Role::Serving(key);
                 let message = Message::Attached {
                     probe_addr: std::ptr::from_ref(&*self.shared.probe) as u64,
@@ -94,8 +98,8 @@ impl Service {
                 self.send(token, &message, vec![table, slots]);
                 Next::Keep
             }
-            (table, attached) => {
-                let error = table.err().or(attached.err());
+            none => {
+                let error = none.err();
                 tracing::warn!(?error, "no room for another peer on this host");
                 refuse(&connection.channel, RefusedReason::Busy);
                 Next::Close
