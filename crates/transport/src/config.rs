@@ -198,6 +198,12 @@ pub struct EngineConfig {
     pub copy_threads: NonZero<u8>,
     /// Bytes in flight per TCP connection. Default 4 MiB, at least 64 KiB.
     pub window_bytes: u64,
+    /// TCP connections that peers may have open to this engine at once; further ones are closed as soon
+    /// as they are accepted, and counted. Default 16,384; the process's limit of descriptors may be lower.
+    pub max_connections: NonZero<u32>,
+    /// Those among them that have not greeted this engine yet; each is given up after
+    /// [`Deadlines::connect`]. Default 1,024.
+    pub max_greetings: NonZero<u32>,
     /// The secret that all members share; connections prove it to each other.
     pub token: Option<SharedToken>,
     /// Allows listening off loopback without a token.
@@ -206,7 +212,8 @@ pub struct EngineConfig {
     pub deadlines: Deadlines,
     /// Whether batches that ask for checksums get them. Off only to measure their cost.
     pub checksums: bool,
-    /// Whether generation tags are checked. Off only to measure their cost.
+    /// Whether generation tags are checked. Off only to measure their cost: fences keep nobody out
+    /// then, and a segment host refuses such an engine.
     pub generation_checks: bool,
     /// Lets any process of this user attach to this one's memory where the kernel asks for consent.
     pub allow_ptrace_attach: bool,
@@ -218,6 +225,7 @@ impl Default for EngineConfig {
         let threads = |n: usize| {
             NonZero::new(u8::try_from(n).unwrap_or(u8::MAX)).unwrap_or(NonZero::<u8>::MIN)
         };
+        let places = |n| NonZero::new(n).unwrap_or(NonZero::<u32>::MIN);
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             advertise: None,
@@ -226,6 +234,8 @@ impl Default for EngineConfig {
             io_threads: threads(cores.min(2)),
             copy_threads: threads((cores / 2).clamp(1, 8)),
             window_bytes: 4 << 20,
+            max_connections: places(16 << 10),
+            max_greetings: places(1 << 10),
             token: None,
             insecure: false,
             deadlines: Deadlines::default(),

@@ -90,6 +90,7 @@ pub(crate) struct StatsTable {
     security_refusals: AtomicU64,
     malformed: AtomicU64,
     untrusted: AtomicU64,
+    turned_away: AtomicU64,
     tcp_connections: Arc<AtomicU64>,
     tcp_peers: Arc<AtomicU64>,
 }
@@ -123,6 +124,11 @@ impl StatsTable {
     /// A peer could not prove the shared token.
     pub(crate) fn add_untrusted(&self) {
         self.untrusted.fetch_add(1, Relaxed);
+    }
+
+    /// A peer connected when there was no room for it.
+    pub(crate) fn add_turned_away(&self) {
+        self.turned_away.fetch_add(1, Relaxed);
     }
 
     /// Counts a TCP connection for as long as the guard lives.
@@ -161,6 +167,7 @@ impl StatsTable {
             security_refusals: self.security_refusals.load(Relaxed),
             malformed: self.malformed.load(Relaxed),
             untrusted: self.untrusted.load(Relaxed),
+            turned_away: self.turned_away.load(Relaxed),
             tcp_connections: self.tcp_connections.load(Relaxed),
             tcp_peers: self.tcp_peers.load(Relaxed),
             regions,
@@ -219,6 +226,9 @@ pub struct Stats {
     pub malformed: u64,
     /// Connections that were closed because a peer could not prove the shared token.
     pub untrusted: u64,
+    /// TCP connections that were closed at once, since [`crate::EngineConfig::max_connections`] were open
+    /// or [`crate::EngineConfig::max_greetings`] under way.
+    pub turned_away: u64,
     /// TCP connections open now, in either role.
     pub tcp_connections: u64,
     /// Peers that this engine keeps state for now, because it sends to them over TCP.

@@ -3,9 +3,14 @@
 //! Driven by one event loop alone, so it has no lock. Frames are carried out in order: the payload of
 //! a write goes straight to where it belongs and is acknowledged when all of it is there; the data of
 //! a read is queued by address and goes out from where it is. Regions are pinned while a frame is in
-//! work, so a peer that stops in the middle of one is given up after the progress deadline: a peer
-//! can't keep a region from being withdrawn. Answers that a peer does not take are bounded: then no
-//! more frames are read.
+//! work, so a peer that stops in the middle of one is given up after the progress deadline, and one
+//! that trickles when a frame, or an answer that it does not take, is older than the deadlines of a
+//! transfer and of progress together: a peer can't keep a region from being withdrawn. Answers that a
+//! peer does not take are bounded: then no more frames are read.
+//!
+//! What a peer left behind that has hung up is not carried out: it may have been told that its frames
+//! failed. Its hang-up comes as an event; after a gap, in which this process may have stood still, the
+//! system is asked before anything more is received.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
@@ -13,19 +18,22 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use layercake_protocol::auth::{Nonce, Side, draw_nonce};
 use thiserror::Error;
 
+use self::greeting::Stage;
 use super::admit::Admitted;
 use super::frame::{FLAG_STATUSES, FLAG_TRAILER, FrameError, HEADER_LEN, Header, Kind, Request};
-use super::hello::{self, CLIENT_HELLO_LEN, ClientHello, PROOF_LEN, Verdict};
+use super::guests::Guest;
+use super::hello::{CLIENT_HELLO_LEN, Verdict};
 use super::inbuf::{InBuf, Received};
 use super::lane::Readiness;
 use super::out::{OutQueue, Sent};
 use super::payload::{Discard, PayloadCursor};
 use super::raw::Span;
+use super::socket;
 use crate::backend::Context;
 use crate::batch::Direction;
+use crate::config::Deadlines;
 use crate::stats::Counted;
 
 /// Why a connection is closed.
@@ -43,27 +51,15 @@ pub(super) enum Closed {
     Untrusted,
     #[error("the peer was turned away: {0:?}")]
     TurnedAway(Verdict),
-    #[error("the peer made no progress")]
+    #[error("the peer made no progress, or too little")]
     Stalled,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Hello,
-    /// The peer's proof is due.
-    Proof {
-        initiator: Nonce,
-        responder: Nonce,
-    },
-    Open,
-    /// Turned away; the answer that says so is still to be sent.
-    Leaving(Verdict),
 }
 
 /// An answer to a read on its way out.
 #[derive(Debug)]
 struct Reply {
     admitted: Admitted,
+    since: Instant,
     /// Where the statuses behind the payload are, if they are wanted.
     trailer: Option<u64>,
 }
@@ -71,10 +67,17 @@ struct Reply {
 pub(super) struct Conn {
     stream: TcpStream,
     peer: SocketAddr,
+    guest: Guest,
     context: Arc<Context>,
     stage: Stage,
     opened: Instant,
+    /// The time of this turn.
+    now: Instant,
     last_progress: Instant,
+    /// When the first bytes of the frame in work had come, if there is one.
+    frame_since: Option<Instant>,
+    /// When the socket was looked at last.
+    looked: Instant,
     readable: bool,
     writable: bool,
     hung_up: bool,
@@ -105,10 +108,14 @@ const TURN_BYTES: usize = 4 << 20;
 /// Answers go out after so many bytes at the latest, for the peer's window to move on.
 const ANSWER_AFTER: usize = 512 << 10;
 
+/// So long after the last look, a peer may have gone and its event not have been seen.
+const GAP: Duration = Duration::from_millis(500);
+
 impl Conn {
     pub(super) fn new(
         stream: TcpStream,
         peer: SocketAddr,
+        guest: Guest,
         context: Arc<Context>,
         now: Instant,
     ) -> Self {
@@ -116,10 +123,14 @@ impl Conn {
         Self {
             stream,
             peer,
+            guest,
             context,
             stage: Stage::Hello,
             opened: now,
+            now,
             last_progress: now,
+            frame_since: None,
+            looked: now,
             readable: true,
             writable: true,
             hung_up: false,
@@ -160,15 +171,23 @@ impl Conn {
     }
 
     /// Whether the peer has to be given up.
-    pub(super) fn is_overdue(&self, now: Instant, progress: Duration, connect: Duration) -> bool {
+    pub(super) fn is_overdue(&self, now: Instant, deadlines: &Deadlines) -> bool {
+        let since = |then| now.saturating_duration_since(then);
         if !matches!(self.stage, Stage::Open) {
-            return now.saturating_duration_since(self.opened) >= connect;
+            return since(self.opened) >= deadlines.connect;
         }
-        self.is_busy() && now.saturating_duration_since(self.last_progress) >= progress
+        let whole = deadlines.transfer.saturating_add(deadlines.progress);
+        let oldest = [self.frame_since, self.replies.front().map(|it| it.since)];
+        (self.is_busy() && since(self.last_progress) >= deadlines.progress)
+            || oldest
+                .into_iter()
+                .flatten()
+                .any(|then| since(then) >= whole)
     }
 
     /// Moves what can be moved. Returns whether there is more to do at once.
     pub(super) fn run(&mut self, now: Instant, scratch: &mut Scratch) -> Result<bool, Closed> {
+        self.now = now;
         let mut moved = 0;
         while moved < TURN_BYTES {
             // A peer that hung up has given up what it got no answer to: that must not be carried
@@ -195,6 +214,11 @@ impl Conn {
         self.take_frames()?;
         if !self.readable || self.is_blocked() {
             return Ok(0);
+        }
+        let looked = std::mem::replace(&mut self.looked, Instant::now());
+        if self.looked.saturating_duration_since(looked) >= GAP && socket::has_hung_up(&self.stream)
+        {
+            return Err(Closed::ByPeer);
         }
         scratch.spans.clear();
         if self.writing.is_some() {
@@ -233,6 +257,10 @@ impl Conn {
 
     fn take_frames(&mut self) -> Result<(), Closed> {
         while self.step()? {}
+        // A frame that is not looked at before answers are taken is not the peer's debt.
+        let begun =
+            self.writing.is_some() || (!self.inbuf.available().is_empty() && !self.is_blocked());
+        self.frame_since = begun.then(|| self.frame_since.unwrap_or(self.now));
         Ok(())
     }
 
@@ -259,50 +287,6 @@ impl Conn {
             },
             Stage::Leaving(_) => Ok(false),
         }
-    }
-
-    fn hello(&mut self) -> Result<bool, Closed> {
-        let Some(bytes) = self.inbuf.available().first_chunk::<CLIENT_HELLO_LEN>() else {
-            return Ok(false);
-        };
-        let hello = ClientHello::decode(bytes).map_err(|_| Closed::NotAHello)?;
-        self.inbuf.consume(CLIENT_HELLO_LEN);
-        let token = self.context.config.token.as_ref();
-        let answer = hello::answer(&hello, self.context.engine, token, draw_nonce());
-        self.out
-            .push_head(|out| out.extend_from_slice(&answer.encode()));
-        self.needed = HEADER_LEN;
-        self.stage = match (answer.verdict, token) {
-            (Verdict::Welcome, None) => Stage::Open,
-            (Verdict::Welcome, Some(_)) => {
-                self.needed = PROOF_LEN;
-                Stage::Proof {
-                    initiator: hello.nonce,
-                    responder: answer.nonce,
-                }
-            }
-            (verdict, _) => Stage::Leaving(verdict),
-        };
-        Ok(true)
-    }
-
-    fn proof(&mut self, initiator: &Nonce, responder: &Nonce) -> Result<bool, Closed> {
-        let Some(proof) = self.inbuf.available().get(..PROOF_LEN) else {
-            return Ok(false);
-        };
-        let token = self.context.config.token.as_ref();
-        let proven = token.is_some_and(|token| {
-            token
-                .check(Side::Initiator, initiator, responder, proof)
-                .is_ok()
-        });
-        if !proven {
-            return Err(Closed::Untrusted);
-        }
-        self.inbuf.consume(PROOF_LEN);
-        self.needed = HEADER_LEN;
-        self.stage = Stage::Open;
-        Ok(true)
     }
 
     fn frame(&mut self) -> Result<bool, Closed> {
@@ -355,11 +339,15 @@ impl Conn {
             }
         }
         self.inbuf.consume(len);
+        if self.writing.is_none() {
+            self.frame_since = None;
+        }
         Ok(true)
     }
 
     fn finish_write(&mut self, seq: u64) {
         self.writing = None;
+        self.frame_since = None;
         self.needed = HEADER_LEN;
         self.write.check_after();
         let statuses = &self.write.statuses;
@@ -411,7 +399,11 @@ impl Conn {
             let len = admitted.statuses.len();
             self.out.push_head(|out| out.resize(out.len() + len, 0))
         });
-        self.replies.push_back(Reply { admitted, trailer });
+        self.replies.push_back(Reply {
+            admitted,
+            since: self.now,
+            trailer,
+        });
     }
 
     fn send(&mut self, now: Instant, scratch: &mut Scratch) -> Result<usize, Closed> {
@@ -480,3 +472,7 @@ impl Scratch {
         }
     }
 }
+
+mod greeting;
+#[cfg(test)]
+mod tests;

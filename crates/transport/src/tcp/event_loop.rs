@@ -23,6 +23,7 @@ use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
 
 use super::conn::{Closed, Conn, Scratch};
+use super::guests::{Guest, Guests};
 use super::lane::{Lane, Readiness};
 use super::peers::Peers;
 use super::socket;
@@ -54,7 +55,7 @@ enum Command {
     Adopt(Arc<Lane>),
     Forget(Token),
     Service(Token),
-    Accept(TcpStream, SocketAddr),
+    Accept(TcpStream, SocketAddr, Guest),
     Tick,
     Stop,
 }
@@ -160,6 +161,7 @@ pub(super) struct EventLoop {
     poll: Poll,
     context: Arc<Context>,
     peers: Arc<Peers>,
+    guests: Arc<Guests>,
     listener: Option<TcpListener>,
     /// The system has no more descriptors to accept with; tried again at the next tick.
     accept_later: bool,
@@ -179,6 +181,7 @@ impl EventLoop {
     pub(super) fn new(
         context: Arc<Context>,
         peers: Arc<Peers>,
+        guests: Arc<Guests>,
         listener: Option<TcpListener>,
     ) -> Result<Self, Error> {
         let failed = |source| Error::system("event loop", source);
@@ -204,6 +207,7 @@ impl EventLoop {
             poll,
             context,
             peers,
+            guests,
             listener,
             accept_later: false,
             loops: Vec::new(),
@@ -244,6 +248,7 @@ impl EventLoop {
             if self.take_commands(now) {
                 break;
             }
+            self.note_hang_ups(&events);
             for token in std::mem::take(&mut self.again) {
                 self.drive(token, Readiness::default(), now);
             }
@@ -258,6 +263,21 @@ impl EventLoop {
             self.tick(now);
         }
         self.stop();
+    }
+
+    /// Lets connections know that their peers have gone before anything that came from these is carried
+    /// out.
+    fn note_hang_ups(&mut self, events: &Events) {
+        for event in events {
+            if (event.is_read_closed() || event.is_error())
+                && let Some(conn) = self.conns.get_mut(&event.token())
+            {
+                conn.note(Readiness {
+                    closed: true,
+                    ..Readiness::default()
+                });
+            }
+        }
     }
 
     /// How long to wait for events.
@@ -304,7 +324,7 @@ impl EventLoop {
                     }
                     self.drive(token, Readiness::default(), now);
                 }
-                Command::Accept(stream, peer) => self.add(stream, peer, now),
+                Command::Accept(stream, peer, guest) => self.add(stream, peer, guest, now),
                 Command::Tick => self.last_busy = now,
                 Command::Stop => return true,
             }
@@ -337,12 +357,17 @@ impl EventLoop {
         while let Some(listener) = &self.listener {
             match listener.accept() {
                 Ok((stream, peer)) => {
+                    let Some(guest) = self.guests.admit() else {
+                        tracing::debug!(%peer, "no room for another connection");
+                        self.context.stats.add_turned_away();
+                        continue;
+                    };
                     self.next_loop = (self.next_loop + 1) % self.loops.len().max(1);
                     match self.loops.get(self.next_loop) {
                         Some(other) if !Arc::ptr_eq(other, &self.shared) => {
-                            other.command(Command::Accept(stream, peer));
+                            other.command(Command::Accept(stream, peer, guest));
                         }
-                        _ => self.add(stream, peer, now),
+                        _ => self.add(stream, peer, guest, now),
                     }
                 }
                 Err(error) => match error.kind() {
@@ -360,7 +385,7 @@ impl EventLoop {
         }
     }
 
-    fn add(&mut self, stream: TcpStream, peer: SocketAddr, now: Instant) {
+    fn add(&mut self, stream: TcpStream, peer: SocketAddr, guest: Guest, now: Instant) {
         let token = next_token();
         let watched = socket::configure(&stream).and_then(|()| self.shared.watch(&stream, token));
         if let Err(error) = watched {
@@ -369,7 +394,7 @@ impl EventLoop {
         }
         self.conns.insert(
             token,
-            Conn::new(stream, peer, Arc::clone(&self.context), now),
+            Conn::new(stream, peer, guest, Arc::clone(&self.context), now),
         );
         self.drive(token, Readiness::default(), now);
     }
@@ -392,6 +417,7 @@ impl EventLoop {
             self.accept(now);
         }
         self.tick_conns(now, forgive);
+        self.context.registry.reap();
         let mut idle = Vec::new();
         for lane in self.lanes.values() {
             lane.tick(now, forgive);
@@ -411,7 +437,7 @@ impl EventLoop {
             if forgive {
                 conn.forgive(now);
             }
-            if conn.is_overdue(now, deadlines.progress, deadlines.connect) {
+            if conn.is_overdue(now, deadlines) {
                 // What has come meanwhile counts before the verdict.
                 conn.note(Readiness {
                     readable: true,
@@ -419,9 +445,7 @@ impl EventLoop {
                     closed: false,
                 });
                 let stalled = match conn.run(now, &mut self.scratch) {
-                    Ok(_) if conn.is_overdue(now, deadlines.progress, deadlines.connect) => {
-                        Closed::Stalled
-                    }
+                    Ok(_) if conn.is_overdue(now, deadlines) => Closed::Stalled,
                     Ok(_) => continue,
                     Err(closed) => closed,
                 };

@@ -14,6 +14,7 @@ mod answer;
 mod conn;
 mod event_loop;
 pub(crate) mod frame;
+mod guests;
 pub(crate) mod hello;
 mod inbuf;
 mod lane;
@@ -38,6 +39,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use self::event_loop::{EventLoop, LoopShared};
+use self::guests::Guests;
 use self::peers::Peers;
 use self::work::Run;
 use crate::backend::{Backend, Context};
@@ -74,11 +76,13 @@ impl TcpBackend {
         let local = listener.local_addr().map_err(failed)?;
         let peers = Arc::new(Peers::new(Arc::clone(context)));
         let mut listener = Some(listener);
+        let guests = Guests::new(&context.config);
         let mut loops = Vec::new();
         for _ in 0..context.config.io_threads.get() {
             loops.push(EventLoop::new(
                 Arc::clone(context),
                 Arc::clone(&peers),
+                Arc::clone(&guests),
                 listener.take(),
             )?);
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 /// How long a connection may be silent before the system asks the peer whether it is still there.
@@ -54,6 +55,18 @@ pub(super) fn connected(stream: &TcpStream) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether the peer has closed its side, whatever of it is still to be read. Asks the system.
+pub(super) fn has_hung_up(stream: &TcpStream) -> bool {
+    let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut socket = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // Interrupted or not possible: the event loop will be told.
+    poll(&mut socket, Some(&now)).is_ok() && socket[0].revents().intersects(hung_up)
 }
 
 /// Ends a connection so that bytes which are still queued, here or at the peer, are dropped rather

@@ -103,6 +103,12 @@ impl Raw {
         } else {
             op.len.min(4096)
         };
+        self.head(kind, region, op, u32::try_from(asked).expect("small"));
+        self.send(payload);
+    }
+
+    /// What comes before a frame's payload.
+    fn head(&mut self, kind: Kind, region: WireRegion, op: WireOp, payload: u32) {
         let mut bytes = Vec::new();
         Header {
             kind,
@@ -110,12 +116,11 @@ impl Raw {
             count: 1,
             regions: 1,
             seq: self.seq,
-            payload: u32::try_from(asked).expect("small"),
+            payload,
         }
         .encode(&mut bytes);
         region.encode(&mut bytes);
         op.encode(&mut bytes);
-        bytes.extend_from_slice(payload);
         self.seq += 1;
         self.send(&bytes);
     }

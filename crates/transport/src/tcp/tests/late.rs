@@ -14,30 +14,18 @@ fn a_write_under_way_is_waited_for_after_its_place_was_fenced() {
     let (first, rest) = payload.split_at(payload.len() / 2);
 
     let region = memory.region();
-    let mut frame = Vec::new();
-    Header {
-        kind: Kind::Write,
-        flags: 0,
-        count: 1,
-        regions: 1,
-        seq: writer.seq,
-        payload: u32::try_from(payload.len()).expect("small"),
-    }
-    .encode(&mut frame);
-    WireRegion {
+    let region = WireRegion {
         region: region.region,
         capability: region.capability,
-    }
-    .encode(&mut frame);
-    WireOp {
+    };
+    let op = WireOp {
         region: 0,
         offset: 0,
         len: payload.len() as u64,
         generation: Some(Generation(5)),
-    }
-    .encode(&mut frame);
-    writer.seq += 1;
-    writer.send(&frame);
+    };
+    let len = u32::try_from(payload.len()).expect("small");
+    writer.head(Kind::Write, region, op, len);
     writer.send(first);
     let admitted = || memory.tags(0, 1).expect("it has tags") == [Generation(5)];
     assert!(eventually(LIMIT, admitted), "the frame is admitted");
@@ -57,7 +45,73 @@ fn a_write_under_way_is_waited_for_after_its_place_was_fenced() {
     assert!(owner.wait_quiet(None, LIMIT), "nothing is under way");
 
     // Nor does a write that stops for good keep the owner waiting for ever.
-    writer.send(&frame);
+    writer.head(Kind::Write, region, op, len);
     drop(writer);
     assert!(owner.wait_quiet(None, LIMIT), "the connection is gone");
+}
+
+#[test]
+fn a_write_that_trickles_ends_though_it_never_stops() {
+    let owner = Engine::start(EngineConfig {
+        deadlines: Deadlines {
+            progress: Duration::from_secs(2),
+            transfer: Duration::from_millis(100),
+            ..Deadlines::default()
+        },
+        ..config()
+    })
+    .expect("an engine");
+    let memory = memory(&owner, 64 << 10, Access::RemoteReadWrite);
+    let mut writer = Raw::open(&owner);
+    let region = memory.region();
+    let region = WireRegion {
+        region: region.region,
+        capability: region.capability,
+    };
+    let op = WireOp {
+        region: 0,
+        offset: 0,
+        len: 32 << 10,
+        generation: Some(Generation(5)),
+    };
+    let payload = vec![7; 32 << 10];
+    let (first, rest) = payload.split_at(1);
+    writer.head(Kind::Write, region, op, 32 << 10);
+    writer.send(first);
+    let admitted = || memory.tags(0, 1).expect("it has tags") == [Generation(5)];
+    assert!(eventually(LIMIT, admitted), "the frame is admitted");
+    let mark = owner.quiet_mark(None);
+    let mut trickle = rest.iter();
+    let over = eventually(LIMIT, || {
+        writer.send(&[*trickle.next().expect("fewer are sent in that time")]);
+        owner.is_over(&mark)
+    });
+    assert!(over, "it was given up");
+    memory.unregister(LIMIT).expect("nothing holds the region");
+}
+
+#[test]
+fn peers_are_turned_away_when_there_is_no_room() {
+    let places = |places| std::num::NonZero::new(places).expect("some");
+    let owner = Engine::start(EngineConfig {
+        max_connections: places(3),
+        max_greetings: places(1),
+        deadlines: Deadlines {
+            connect: LIMIT,
+            ..Deadlines::default()
+        },
+        ..config()
+    })
+    .expect("an engine");
+    let turned_away = |count| eventually(LIMIT, || owner.stats().turned_away == count);
+    let silent = Raw::connect(&owner);
+    let mut second = Raw::connect(&owner);
+    assert!(second.is_closed(), "another greets");
+    assert!(turned_away(1));
+    drop(silent);
+    assert!(eventually(LIMIT, || owner.stats().tcp_connections == 0));
+    let _open = [Raw::open(&owner), Raw::open(&owner), Raw::open(&owner)];
+    let mut fourth = Raw::connect(&owner);
+    assert!(fourth.is_closed(), "three are connected");
+    assert!(turned_away(2));
 }
