@@ -73,6 +73,11 @@ impl Targets {
         Self(segments.into_iter().map(target).collect())
     }
 
+    #[cfg(test)]
+    pub(super) fn first(&self) -> Option<Arc<Target>> {
+        self.0.first().cloned()
+    }
+
     /// The places of an object of `size` bytes. Replicas in segments that the answer does not describe,
     /// or whose offsets make no sense, are left out.
     pub(crate) fn places(&self, replicas: &[Replica], size: u64) -> Vec<Place> {

@@ -189,3 +189,55 @@ async fn probe(core: &Core) {
         .await;
     scratch.recycle();
 }
+
+#[cfg(test)]
+mod tests {
+    use layercake_protocol::endpoint::{Endpoint, HostId};
+    use layercake_protocol::ids::{Capability, EngineId, MemoryKind, RegionId};
+    use layercake_protocol::replica::Segment;
+
+    use super::super::places::Targets;
+    use super::*;
+
+    fn target(segment: u64) -> Arc<Target> {
+        let segment = Segment {
+            id: SegmentId(segment),
+            name: "n".to_owned(),
+            endpoint: Endpoint {
+                engine: EngineId(1),
+                tcp: "127.0.0.1:1".to_owned(),
+                host: HostId([0; 16]),
+                shm: None,
+                pid: 1,
+            },
+            region: RegionId(1),
+            capability: Capability([1; 16]),
+            len: 4096,
+            kind: MemoryKind::Host,
+        };
+        Targets::new([&Arc::new(segment)]).first().expect("one")
+    }
+
+    // contract: session-16
+    #[test]
+    fn a_segment_stays_out_for_as_long_as_the_master_lists_it() {
+        let suspects = Suspects::default();
+        for segment in [1, 2] {
+            suspects.failed(&target(segment), PieceError::Unreachable);
+        }
+        let mut time = now();
+        assert!(!suspects.is_look_up_due(time));
+        suspects.looked_up(&HashSet::new(), time);
+        assert_eq!(suspects.len(), 2, "too early to tell");
+        let lists = HashSet::from([SegmentId(1)]);
+        for _ in 0..3 {
+            time += LOOK_UP_AFTER * 20;
+            assert!(suspects.is_look_up_due(time));
+            suspects.looked_up(&lists, time);
+            assert_eq!(suspects.segments(), [SegmentId(1)]);
+            assert!(!suspects.is_look_up_due(time), "not before the next time");
+        }
+        suspects.clear(SegmentId(1));
+        assert!(suspects.is_empty(), "it is in reach again");
+    }
+}

@@ -182,11 +182,13 @@ fn leases_in_use_are_renewed_in_time_and_idle_ones_are_left_to_run_out() {
         if now < start + IDLE {
             assert_eq!(due.len(), 1, "at {:?}", now - start);
         }
+        assert!(table.due(now, IDLE).is_empty(), "one renewal at a time");
         for lease in &due {
             lease.renewed(Grant {
                 sent: now,
                 lease: LEASE,
             });
+            lease.end_renewal();
         }
     }
     assert!(table.due(start + IDLE, IDLE).is_empty());
@@ -196,6 +198,13 @@ fn leases_in_use_are_renewed_in_time_and_idle_ones_are_left_to_run_out() {
         1,
         "a read under way is use"
     );
+    lease.end_renewal();
+    assert_eq!(
+        table.due(now + IDLE * 2, IDLE).len(),
+        1,
+        "a renewal that failed is repeated"
+    );
+    lease.end_renewal();
     lease.lapse();
     assert!(table.due(now + IDLE * 2, IDLE).is_empty());
     assert_eq!(lease.end_read(now), Err(Over));

@@ -7,8 +7,8 @@ use layercake_protocol::replica::{PutStart, Recency};
 use layercake_store::{Range, RangeRead};
 
 use crate::common::{
-    KIB, MIB, OneKey as _, Spec, Via, buffer, contents, eventually, eventually_async, fresh_key,
-    one, one_replica, pattern, whole,
+    KIB, MIB, OneKey as _, PATIENCE, Spec, Via, buffer, contents, eventually, eventually_async,
+    fresh_key, one, one_replica, pattern, whole,
 };
 
 // contract: session-10
@@ -32,6 +32,24 @@ async fn closing_a_client_revokes_its_puts_and_gives_its_leases_back() {
     one(other.remove(std::slice::from_ref(&read), false).await).expect("nobody reads it");
     other.store(&written, &pattern(1, KIB)).await;
     drop(put);
+}
+
+/// Nobody gives leases back in the background any more, so a start does.
+#[tokio::test]
+async fn a_closed_client_starts_a_key_whose_session_ended_later() {
+    let cluster = Spec::new(Via::Shm).start().await;
+    let client = cluster.client().await;
+    let key = fresh_key();
+    client.store(&key, &pattern(0, KIB)).await;
+    let first = client.start_get(&key).await.expect("complete");
+    let closed = client.close(Duration::from_secs(10)).await;
+    closed.expect("get sessions in use are no reason to wait");
+    drop(first);
+    let again = tokio::time::timeout(PATIENCE, client.start_get(&key)).await;
+    let again = again.expect("it does not hang").expect("the link is up");
+    let (_, bytes) = client.read(&again, 0, KIB).await.expect("leased");
+    assert_eq!(bytes, pattern(0, KIB));
+    assert_eq!(client.stats().leases_returned, 1);
 }
 
 // contract: session-10

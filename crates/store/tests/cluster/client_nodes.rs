@@ -5,13 +5,13 @@ use std::time::Duration;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::Recency;
 use layercake_store::link::MasterLink;
-use layercake_store::{Node, NodeConfig, PutOutcome, StoreError};
+use layercake_store::{Node, NodeConfig, PutOutcome, PutSession, StoreClient, StoreError};
 
 use crate::common;
 use crate::common::helper::{Helper, orders, ready};
 use crate::common::{
-    Cluster, KIB, MIB, OneKey as _, Spec, Via, eventually, fresh_key, one, one_replica, pattern,
-    replicas,
+    Cluster, KIB, MIB, OneKey as _, PATIENCE, Spec, Via, eventually, fresh_key, one, one_replica,
+    pattern, replicas,
 };
 
 const NODE: &str = "client_nodes::helper_that_lends_memory";
@@ -121,6 +121,88 @@ async fn a_node_that_stands_still_is_absent_until_it_goes_on() {
         client.load(&key).await.expect("complete"),
         pattern(1, 4 * KIB)
     );
+}
+
+/// Writes that a node did not answer may still be carried out when it goes on: nothing heals them, and their
+/// memory waits for the node, whichever way the writer gives up.
+// contract: session-3, session-14
+#[tokio::test]
+async fn a_write_that_nobody_answered_for_is_not_confirmed() {
+    let cluster = Spec::new(Via::Tcp)
+        .nodes(&[])
+        .ttl(Duration::from_hours(1))
+        .start()
+        .await;
+    let node = node_process(&cluster, "sleeper", 8 * MIB).await;
+    let bytes = pattern(1, 64 * KIB);
+    let mut scenes = Vec::new();
+    for _ in 0..3 {
+        let client = cluster.client().await;
+        let session = client.start_put(&fresh_key(), 64 * KIB).await;
+        let session = session.expect("there is room");
+        let written = client.write(&session, 0, &bytes).await;
+        written.expect("the node is awake");
+        scenes.push((client, session));
+    }
+    let status = || cluster.master.monitor.status();
+    node.signal("STOP").await;
+    let [first, second, third] = &scenes[..] else {
+        panic!("three of them");
+    };
+    let write = async |(client, session): &(StoreClient, PutSession)| {
+        let error = client.write(session, 0, &bytes).await;
+        let error = error.expect_err("nobody answers");
+        assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
+        let error = client.write(session, 0, &bytes).await;
+        let error = error.expect_err("it would not heal");
+        assert!(matches!(error, StoreError::Unconfirmed), "{error}");
+    };
+    tokio::join!(write(first), write(second), write(third));
+    assert_eq!(
+        (status().reserved_objects, status().quarantined_bytes),
+        (3, 0)
+    );
+
+    let mut scenes = scenes.into_iter();
+    let mut next = || scenes.next().expect("three of them");
+    // An end is refused, a revoke is not.
+    let (client, session) = next();
+    let failed = one(client.end_puts(vec![session]).await).expect_err("in doubt");
+    assert!(matches!(failed.error, StoreError::Unconfirmed), "{failed}");
+    let session = failed.session.expect("it can be revoked");
+    let key = session.key().clone();
+    one(client.revoke_puts(vec![session]).await).expect("the master is up");
+    let held = status().quarantined_bytes;
+    assert!(held >= 64 * KIB, "{held} bytes are held back");
+    let again = client.start_put(&key, 64 * KIB).await;
+    let again = again.expect_err("this client can't reach any memory");
+    assert!(
+        matches!(again, StoreError::Refused(_)),
+        "the key itself is free: {again}"
+    );
+    // A client that is closed with its session open, and one that just leaves.
+    let (client, session) = next();
+    client.close(PATIENCE).await.expect("the master is up");
+    assert_eq!(status().quarantined_bytes, 2 * held);
+    drop(session);
+    let (client, session) = next();
+    client
+        .link()
+        .close(PATIENCE)
+        .await
+        .expect("the master is up");
+    assert_eq!(status().quarantined_bytes, 3 * held);
+    assert_eq!(status().reserved_objects, 0);
+    drop(session);
+
+    node.signal("CONT").await;
+    eventually("the node has fenced all of it", || {
+        status().quarantined_bytes == 0
+    })
+    .await;
+    let client = cluster.client().await;
+    client.store(&key, &bytes).await;
+    assert_eq!(client.load(&key).await.expect("complete"), bytes);
 }
 
 /// Ends a node as a kill would: nothing is said to anyone.
