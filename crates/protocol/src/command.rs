@@ -31,7 +31,7 @@ pub struct Fence {
     pub places: Vec<FencedPlace>,
     /// The writer whose late writes are meant.
     pub writer: ClientId,
-    /// The writer's transfer engine, where the master knows it: as long as it maps the segment, a late
+    /// The writer's transfer engine, where the master knows it: while a copy of it is under way, a late
     /// write is possible.
     pub engine: Option<EngineId>,
 }

@@ -5,15 +5,14 @@
 //! a *fence* asks the node to raise the places' tags, so that writes through the owner are refused; and a
 //! *withdrawal* tells the writer to give the sessions up. A fence's places are free again when
 //!
-//! - the node has raised the tags and the writer's process does not map the segment (any more), or
+//! - the node has raised the tags and no copy of the writer is under way (any more), or
 //! - the node has raised the tags and the writer says that nothing is in flight, or
 //! - the writer revokes the session after all, or leaves: it says by that that nothing is in flight.
 //!
 //! A writer whose write ended without an answer from the memory's owner can't say so, since the owner may
 //! still have that write before it: such a place is *in doubt*, and only the first of these counts.
 //!
-//! Where the master does not know the writer's engine the node can't tell whether it is attached, and says
-//! that it isn't: then the node alone decides. A segment that goes takes its fences along.
+//! Where the master does not know the writer's engine the node waits for every writer's copies. A segment that goes takes its fences along.
 //!
 //! Commands are sent again until they are answered. Pure data; the caller holds the lock, and carries out
 //! what comes back.

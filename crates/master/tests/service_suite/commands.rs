@@ -7,7 +7,7 @@ use layercake_protocol::wire::client_frame::Request;
 use layercake_protocol::wire::master_frame::Response;
 use layercake_protocol::wire::{self, DropSessionsCommand, FenceCommand};
 
-use crate::common::{Client, Cluster, config, segment};
+use crate::common::{Client, Cluster, config, object, refused, results, segment};
 
 const NODE: ClientId = ClientId(1);
 const SLOW: ClientId = ClientId(2);
@@ -108,4 +108,40 @@ async fn a_command_waits_for_a_member_that_is_away() {
     }
     let fence = fence(node.command().await);
     node.fence_done(fence.fence_id, false).await;
+}
+
+// contract: session-14
+#[tokio::test(start_paused = true)]
+async fn a_revoke_says_of_each_object_whether_its_writer_is_in_doubt() {
+    let cluster = Cluster::start(config());
+    let mut node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(SLOW, "writer").await;
+    let keys = ["a", "b", "c"];
+    let started = writer.put_start(&keys, 1000).await;
+    let started = started.into_iter().map(|put| put.expect("there is room"));
+    let objects: Vec<_> = keys
+        .iter()
+        .zip(started)
+        .map(|(key, put)| object(key, put.generation))
+        .collect();
+    let revoke = |unconfirmed: &[bool]| {
+        Request::PutRevoke(wire::PutRevokeRequest {
+            objects: objects.clone(),
+            unconfirmed: unconfirmed.to_vec(),
+        })
+    };
+    let refusal = refused(writer.call(revoke(&[true, false])).await);
+    assert!(refusal.to_string().contains("2 marks for 3"), "{refusal}");
+    assert_eq!(cluster.monitor.status().reserved_objects, 3);
+    for _ in 0..2 {
+        let revoked = writer.call(revoke(&[false, true, false])).await;
+        assert_eq!(results(revoked, 3), [Ok(()), Ok(()), Ok(())]);
+    }
+    let fence = fence(node.command().await);
+    assert_eq!(fence.places.len(), 1, "of the one in doubt");
+    let held = cluster.monitor.status().quarantined_bytes;
+    assert_eq!(held, cluster.monitor.status().used_bytes);
+    assert!(held > 0);
+    node.fence_done(fence.fence_id, false).await;
+    assert_eq!(cluster.monitor.status().quarantined_bytes, 0);
 }

@@ -111,7 +111,7 @@ fn the_node_frees_it_when_the_writer_is_not_attached() {
     let scene = scene();
     assert!(scene.is_held());
     scene.node_done(true);
-    assert!(scene.is_held(), "the writer still maps the segment");
+    assert!(scene.is_held(), "a copy of the writer is under way");
     scene.node_done(false);
     assert!(!scene.is_held());
     scene.node_done(false);
@@ -202,7 +202,7 @@ fn what_a_writer_gives_up_in_doubt_waits_for_the_node_alone() {
     let done = |attached| {
         world
             .state
-            .fence_done(world.now(), node.client, fence.id, attached)
+            .fence_done(world.now(), node.client, fence.id, attached);
     };
     let held = || world.quarantined();
     assert_eq!(held(), 8 * GRANULE);

@@ -157,8 +157,8 @@ pub enum NodeEvent {
 #[non_exhaustive]
 pub enum SessionEvent {
     /// These put sessions were taken away. Answer with [`super::MasterLink::fence_done`]
-    /// (`writer_attached` false) when none of their transfers is in flight any more. Repeated until
-    /// answered.
+    /// when none of their transfers is in flight any more; with `writer_attached` if a write ended
+    /// without an answer from the memory's owner, so that nobody here can know. Repeated until answered.
     Drop {
         /// What to answer.
         command: CommandId,
