@@ -256,7 +256,8 @@ impl Node {
     /// Takes a mounted segment back. With `drain` the master places nothing there any more, and the
     /// segment goes when its last lease is over; if that takes longer than the time given, this fails
     /// with [`Refusal::Leased`], the segment goes on draining, and the call can be repeated. Without
-    /// `drain` its objects go at once. Its memory is freed when nothing moves in it any more.
+    /// `drain` its objects go at once. Its memory is freed when nothing moves in it any more; if that
+    /// takes longer than 30 s, an error says so, and it is freed later.
     pub async fn unmount(&self, id: SegmentId, drain: Option<Duration>) -> Result<(), StoreError> {
         let leaving = self.shared.slots.lock().leave(id);
         let Some((slot, stock, life)) = leaving else {
@@ -281,16 +282,21 @@ impl Node {
             Err(error) => return Err(error),
         }
         drop(back);
-        let deadline = RELEASE_WITHIN;
+        let until = Instant::now() + RELEASE_WITHIN;
         let (reply, released) = oneshot::channel();
         self.shared.workshop.submit(Job::Release {
             memory: stock.memory,
-            deadline,
+            until: until.into_std(),
             reply,
         });
-        match released.await {
-            Ok(released) => Ok(released?),
-            Err(_) => Err(StoreError::Closed),
+        // The thread answers by then, unless it is making another segment.
+        match timeout_at(until + ANSWER_WITHIN, released).await {
+            Ok(Ok(released)) => Ok(released?),
+            Ok(Err(_)) => Err(StoreError::Closed),
+            Err(_) => Err(StoreError::Timeout {
+                what: "the memory of an unmounted segment, which is withdrawn and freed when nothing uses it",
+                after: RELEASE_WITHIN + ANSWER_WITHIN,
+            }),
         }
     }
 
@@ -348,7 +354,7 @@ impl Node {
             let (reply, released) = oneshot::channel();
             shared.workshop.submit(Job::Release {
                 memory: stock.memory,
-                deadline: until.saturating_duration_since(Instant::now()),
+                until: until.into_std(),
                 reply,
             });
             freed = match timeout_at(until, released).await {
@@ -374,6 +380,9 @@ impl Node {
 
 /// How long an unmounted segment's transfers are waited for.
 const RELEASE_WITHIN: Duration = Duration::from_secs(30);
+
+/// How long their thread may take to say what came of it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Decides what a slot is when its unmounting ends, however it does.
 struct PutBack<'a> {
