@@ -64,6 +64,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::StoreError;
 use crate::link::{LinkConfig, MasterLink};
+use crate::node::check_generations;
 use crate::session::PutShared;
 use crate::session::put_state::Phase;
 
@@ -131,6 +132,7 @@ impl StoreClient {
         engine: Engine,
         config: ClientConfig,
     ) -> Result<Self, StoreError> {
+        check_generations(&engine)?;
         let runtime = Handle::current();
         let link = link.with_tenant(config.tenant.clone());
         let events = link

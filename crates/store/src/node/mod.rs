@@ -189,6 +189,7 @@ impl Node {
         link: MasterLink,
     ) -> Result<Self, StoreError> {
         let specs = config.checked()?;
+        check_generations(&engine)?;
         let events = link
             .node_events()
             .ok_or_else(|| StoreError::InvalidConfig {
@@ -376,6 +377,19 @@ impl Node {
         }
         freed
     }
+}
+
+/// Refuses an engine that was started without generation checks: what it writes late, or lets others
+/// write late, can't be kept out of places that have a new owner.
+pub(crate) fn check_generations(engine: &Engine) -> Result<(), StoreError> {
+    if engine.checks_generations() {
+        return Ok(());
+    }
+    Err(StoreError::InvalidConfig {
+        setting: "generation_checks",
+        detail: "the engine was started without, and the store needs them to keep late writers out"
+            .to_owned(),
+    })
 }
 
 /// How long an unmounted segment's transfers are waited for.

@@ -8,7 +8,7 @@ use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request as Body;
 use layercake_store::StoreError;
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
-use layercake_transport::{Batch, Direction, Piece, PieceError, RemoteSlice};
+use layercake_transport::{Batch, Direction, Engine, EngineConfig, Piece, PieceError, RemoteSlice};
 use rand::RngExt as _;
 
 use super::{MIB, engine, lending, link, until};
@@ -139,6 +139,14 @@ async fn settings_that_cannot_work_are_refused() {
         assert!(error.to_string().contains("segments"), "{error}");
     }
     let node = Node::begin(&lending(&[MIB]), engine.clone(), link.clone()).expect("good");
+    let unsafe_engine = Engine::start(EngineConfig {
+        generation_checks: false,
+        ..EngineConfig::default()
+    })
+    .expect("an engine");
+    let error = Node::begin(&lending(&[MIB]), unsafe_engine, link.clone());
+    let error = error.expect_err("nobody could be kept out");
+    assert!(error.to_string().contains("generation_checks"), "{error}");
     let second = Node::begin(&lending(&[MIB]), engine, link).expect_err("a link is for one node");
     assert!(second.to_string().contains("link"), "{second}");
     node.ready().await.expect("small");
