@@ -21,7 +21,8 @@ fn child() {
     if std::env::var(ROLE).is_err() {
         return;
     }
-    let engine = engine(Deadlines::default());
+    // What the owner gives up is not the subject here.
+    let engine = engine(patient());
     let options = AllocateOptions {
         access: Access::RemoteReadWrite,
         ..AllocateOptions::default()
@@ -164,14 +165,18 @@ fn dev_07_a_peer_that_is_killed_half_way_ends_the_write_with_an_error() {
 // contract: transport-8
 #[test]
 fn a_peer_that_stands_still_for_a_while_is_waited_for() {
-    let engine = engine(Deadlines::default());
+    // Enough for the peer to be slow on a busy machine once it goes on.
+    let progress = LIMIT / 2;
+    let engine = engine(Deadlines {
+        progress,
+        ..patient()
+    });
     let local = local(&engine, 9);
     let (mut child, remote) = owner();
     assert!(engine.probe(&remote.endpoint, LIMIT).wait().is_ok());
     child.stop();
     let transfer = write_all(&engine, &local, &remote);
-    let half_the_deadline = Deadlines::default().progress / 2;
-    assert!(transfer.wait_timeout(half_the_deadline).is_none());
+    assert!(transfer.wait_timeout(progress / 10).is_none());
     child.resume();
     let outcome = transfer.wait_timeout(LIMIT).expect("goes on");
     assert_eq!(outcome.first_error(), None);
@@ -229,7 +234,9 @@ fn a_transfer_that_takes_too_long_is_a_timeout() {
     });
     let local = local(&engine, 11);
     let (child, remote) = owner();
-    assert!(engine.probe(&remote.endpoint, LIMIT).wait().is_ok());
+    eventually("the peer answers in time", || {
+        engine.probe(&remote.endpoint, LIMIT).wait().is_ok()
+    });
     child.stop();
     // More pieces than may be in flight: those that were not sent time out, the others are given up.
     let pieces = (0..64).map(|n| {

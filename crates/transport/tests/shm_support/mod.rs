@@ -246,14 +246,18 @@ impl Child {
     /// Stops the child and waits until it stands still.
     pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
-        let stat = format!("/proc/{}/stat", self.process.id());
+        let threads = format!("/proc/{}/task", self.process.id());
         eventually("the child is stopped", || {
-            let stat = std::fs::read_to_string(&stat).expect("the child is there");
-            let state = stat
-                .rsplit(')')
-                .next()
-                .and_then(|rest| rest.trim().chars().next());
-            state == Some('T')
+            let mut threads = std::fs::read_dir(&threads).expect("the child is there");
+            // One that ended meanwhile moves nothing either.
+            threads.all(|thread| {
+                let stat =
+                    thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
+                stat.map_or(true, |stat| {
+                    let state = stat.rsplit(')').next();
+                    state.is_some_and(|rest| rest.trim().starts_with('T'))
+                })
+            })
         });
     }
 
