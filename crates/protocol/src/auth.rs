@@ -43,7 +43,10 @@ pub struct SharedToken {
 #[non_exhaustive]
 pub enum AuthError {
     /// The token is too short to be a secret.
-    #[error("the shared token has {len} bytes, at least {} are needed", SharedToken::MIN_LEN)]
+    #[error(
+        "the shared token has {len} bytes, at least {} are needed",
+        SharedToken::MIN_LEN
+    )]
     TokenTooShort {
         /// Its length in bytes.
         len: usize,

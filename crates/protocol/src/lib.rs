@@ -14,5 +14,5 @@ pub mod layout;
 pub mod range;
 pub mod replica;
 pub mod report;
-pub mod wire;
 pub mod version;
+pub mod wire;
