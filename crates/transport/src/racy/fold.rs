@@ -17,6 +17,9 @@ use std::arch::asm;
 /// Bytes of one step.
 const STEP: usize = 128;
 
+/// The most bytes that the loops leave over.
+const REST: usize = 2 * STEP;
+
 /// From this many bytes on, stores go past the cache.
 const STREAM_FROM: usize = 32 << 10;
 
@@ -161,7 +164,7 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, mut cr
     if len >= STREAM_FROM {
         let head = target.align_offset(STREAM_ALIGN).min(len);
         // SAFETY: the first bytes of the same ranges.
-        crc = unsafe { super::bounce(Some(target), source, head, crc) };
+        crc = unsafe { super::bounce::<STREAM_ALIGN>(Some(target), source, head, crc) };
         let bulk = (len - head) / STEP * STEP;
         let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
         // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
@@ -174,7 +177,7 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, mut cr
     }
     let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
     // SAFETY: the rest of the same ranges.
-    unsafe { super::bounce(Some(to), from, len - done, crc) }
+    unsafe { super::bounce::<REST>(Some(to), from, len - done, crc) }
 }
 
 /// Continues `crc` over `len` bytes.
@@ -189,5 +192,5 @@ pub(super) unsafe fn sum(source: *const u8, len: usize, mut crc: u32) -> u32 {
         crc = unsafe { sum_only(std::ptr::null_mut(), source, done, crc) };
     }
     // SAFETY: the rest of the same range.
-    unsafe { super::bounce(None, source.wrapping_add(done), len - done, crc) }
+    unsafe { super::bounce::<REST>(None, source.wrapping_add(done), len - done, crc) }
 }
