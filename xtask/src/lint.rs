@@ -2,13 +2,14 @@
 
 use anyhow::Result;
 
-use crate::{contracts, edges, run, tidy};
+use crate::{contracts, edges, run, tidy, wheel};
 
 pub(crate) fn run() -> Result<()> {
     run::run(run::cargo().args(["fmt", "--all", "--check"]))?;
     edges::check()?;
     contracts::check()?;
     tidy::check()?;
+    wheel::check_versions()?;
     let deny = ["--", "--deny", "warnings"];
     run::run(
         run::cargo()

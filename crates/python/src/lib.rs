@@ -1,9 +1,9 @@
 //! The native half of the Python package `layercake`.
 //!
-//! Python calls are synchronous; the store below is asynchronous. Between the two lie [`runtime`]
-//! (the one tokio runtime of a process, and what a fork means), [`args`] and [`memory`] (what
-//! Python hands over, checked once), [`core`] (a synchronous store client that answers with values or
-//! with the integer codes of the Mooncake interface) and [`errors`] (the way back into exceptions).
+//! Python calls are synchronous; the store below is asynchronous. Between the two lie `runtime`
+//! (the one tokio runtime of a process, and what a fork means), `args` and `memory` (what
+//! Python hands over, checked once), `core` (a synchronous store client that answers with values or
+//! with the integer codes of the Mooncake interface) and `errors` (the way back into exceptions).
 //! The classes on top only translate:
 //!
 //! ```text
