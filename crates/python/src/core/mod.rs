@@ -8,7 +8,7 @@
 //! There are two ways to ask, over the same client:
 //!
 //! - *Typed* ([`StoreCore::client`], [`StoreCore::block`]): the package's own interface awaits the
-//!   client's methods and turns [`StoreError`]s into exceptions.
+//!   client's methods and turns [`StoreError`](layercake_store::StoreError)s into exceptions.
 //! - *Coded*: the Mooncake interface gets one `i64` per key, by `protocol`'s table ([`code`] says which
 //!   error is which code). These methods never fail as a whole and never panic on what they are given.
 //!
@@ -20,7 +20,7 @@
 //! | `remove`, `batch_remove`, `remove_by_regex`, `remove_all` | [`StoreCore::remove`], [`StoreCore::remove_matching`] | `lookup` |
 //! | `put*`, `upsert*` from memory | [`StoreCore::put`] | `whole` |
 //! | `get_into`, `batch_get_into*`, `get_into_ranges` | [`StoreCore::get_into`] | `whole` |
-//! | `get`, `get_batch`, `get_buffer` | [`StoreCore::open_gets`], then [`OpenGets::read`] | `whole` |
+//! | `get`, `get_batch`, `get_buffer` | [`StoreCore::open_gets`], then [`OpenGets::read`](whole::OpenGets::read) | `whole` |
 //! | `batch_put_session_*`, `batch_put_from_multi_buffer_ranges` | [`StoreCore::start_puts`], [`write_ranges`](StoreCore::write_ranges), [`end_puts`](StoreCore::end_puts), [`revoke_puts`](StoreCore::revoke_puts) | `puts` |
 //! | `batch_get_session_*`, `batch_get_into_multi_buffer_ranges` | [`StoreCore::start_gets`], [`read_ranges`](StoreCore::read_ranges), [`end_gets`](StoreCore::end_gets) | `gets` |
 //! | `register_buffer`, `unregister_buffer` | [`EngineCore::register`], [`EngineCore::unregister`] (plain) | `engine` |
