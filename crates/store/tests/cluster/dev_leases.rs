@@ -266,14 +266,14 @@ async fn dev_04_on(via: Via) {
         put.expect("there is room");
     }
 
-    // One query for all of them, and a fetch that goes on until the leases would have run out twice.
+    // One query for all of them, and a fetch that goes on until the leases would have run out.
     let sessions = client.start_gets(&keys, Recency::default()).await;
     let sessions: Vec<_> = sessions
         .into_iter()
         .map(|get| get.expect("complete"))
         .collect();
     let mut pace = tokio::time::interval(lease / 20);
-    let outlived = count * 6;
+    let outlived = count * 4;
     let mut parts = sessions.chunks(100).zip(bytes.chunks(100)).cycle();
     let mut fetched = 0;
     while fetched < count || client.stats().leases_renewed < outlived {

@@ -182,3 +182,38 @@ async fn r7_one_session_may_be_named_twice_in_a_range_call() {
         pattern(1, 2 * KIB)
     );
 }
+
+/// Rewrites cut rows of several objects in two; their end reads the parts back together, in more than one
+/// wave, and gives each object its own checksums.
+// contract: session-15
+#[tokio::test]
+async fn one_end_takes_the_checksums_of_many_objects_anew() {
+    let (_cluster, client) = cluster(Via::Tcp).await;
+    let sizes = [3 * 1024 * KIB, 48 * KIB, 6 * 1024 * KIB];
+    let mut sessions = Vec::new();
+    let mut stored = Vec::new();
+    for (seed, size) in (0..).zip(sizes) {
+        let session = client.start_put(&fresh_key(), size).await;
+        let session = session.expect("there is room");
+        let (mut bytes, patch) = (pattern(seed, size), pattern(seed + 9, KIB));
+        client.write(&session, 0, &bytes).await.expect("all of it");
+        client
+            .write(&session, 8 * KIB, &patch)
+            .await
+            .expect("a cut");
+        bytes[8 << 10..9 << 10].copy_from_slice(&patch);
+        stored.push((session.key().clone(), bytes));
+        sessions.push(session);
+    }
+    for ended in client.end_puts(sessions).await {
+        ended.expect("fully written");
+    }
+    for (key, bytes) in stored {
+        let session = client.start_get(&key).await.expect("complete");
+        assert_eq!(session.written_ranges().len(), 3);
+        let size = session.size();
+        let (done, read) = client.read(&session, 0, size).await.expect("sound");
+        assert_eq!(done.verified, size, "every row has its checksum");
+        assert_eq!(read, bytes);
+    }
+}
