@@ -17,7 +17,7 @@ pub struct Scatter {
 /// time: the destination is a permutation of the source.
 pub fn scatter(count: usize, len: usize) -> Vec<Scatter> {
     // A step that shares no factor with the count visits every slot once.
-    let step = (count / 2 + 1..)
+    let step = (count / 2 + 1..=count + 1)
         .find(|step| gcd(*step, count) == 1)
         .unwrap_or(1);
     (0..count)

@@ -70,7 +70,7 @@ impl Workshop {
 }
 
 fn work(engine: &Engine, jobs: &mpsc::Receiver<Job>, made: &results::Sender<Made>) {
-    let make = |slot, spec| {
+    let bring = |slot, spec| {
         if made.blocking_send((slot, allocate(engine, spec))).is_err() {
             tracing::debug!("nobody waits for this segment any more");
         }
@@ -85,7 +85,7 @@ fn work(engine: &Engine, jobs: &mpsc::Receiver<Job>, made: &results::Sender<Made
         match job {
             Ok(Job::Make { slot, spec, old }) => match old {
                 Some(old) => leaving.add(old, Then::Make { slot, spec }),
-                None => make(slot, spec),
+                None => bring(slot, spec),
             },
             Ok(Job::Release {
                 memory,
@@ -97,7 +97,7 @@ fn work(engine: &Engine, jobs: &mpsc::Receiver<Job>, made: &results::Sender<Made
         }
         for (slot, spec) in leaving.look(Instant::now()) {
             if !made.is_closed() {
-                make(slot, spec);
+                bring(slot, spec);
             }
         }
     }
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn memory_that_stays_in_use_holds_up_nothing_else() {
-        const LONG: Duration = Duration::from_secs(3600);
+        const LONG: Duration = Duration::from_hours(1);
         let used = Used(Rc::new(Cell::new(true)));
         let mut leaving = Leaving(Vec::new());
         let slots = |free: Vec<(usize, SegmentSpec)>| -> Vec<usize> {

@@ -32,13 +32,15 @@ use parking_lot::{Condvar, Mutex};
 
 /// Epochs that can have operations at the same time.
 const RING: u64 = 8;
+const SLOTS: usize = 8;
+const _: () = assert!(SLOTS as u64 == RING);
 
 /// Counts the operations at work.
 #[derive(Debug, Default)]
 pub(crate) struct Grace {
     /// The current epoch; stored with `lock` held.
     epoch: AtomicU64,
-    begun: [AtomicU64; RING as usize],
+    begun: [AtomicU64; SLOTS],
     waiting: AtomicUsize,
     lock: Mutex<()>,
     ended: Condvar,
@@ -128,10 +130,6 @@ impl Grace {
         free
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a remainder of a small number"
-    )]
     fn count(&self, epoch: u64) -> &AtomicU64 {
         &self.begun[(epoch % RING) as usize]
     }
@@ -217,7 +215,7 @@ mod tests {
         drop(old);
         // The last marks had taken in what began while they could not be closed, and no more.
         let open = marks.iter().filter(|mark| !grace.is_over(**mark));
-        assert!(open.count() <= marks.len() - RING as usize + 1);
+        assert!(open.count() <= marks.len() - SLOTS + 1);
         let later = grace.begin();
         drop(meanwhile);
         assert!(marks.iter().all(|mark| grace.is_over(*mark)));
@@ -268,7 +266,7 @@ mod tests {
                         let ended = running.iter().all(|(number, _)| *number >= before);
                         if grace.is_over(mark) {
                             prop_assert!(ended, "an operation of the mark is at work");
-                        } else if marks.len() < RING as usize {
+                        } else if marks.len() < SLOTS {
                             prop_assert!(!ended, "nothing of the mark is left");
                         }
                     }

@@ -64,7 +64,7 @@ fn any_lens() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(len, 1..700)
 }
 
-const LONG: Duration = Duration::from_secs(3600);
+const LONG: Duration = Duration::from_hours(1);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
