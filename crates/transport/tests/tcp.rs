@@ -483,7 +483,7 @@ fn a_connection_that_was_cut_is_made_anew() {
         assert!(bytes == pattern(round, 4096));
         // While something is: it fails, and the next one succeeds.
         proxy.hold(true);
-        let caught = shm_support::submit(
+        let caught = submit(
             &engine,
             &remote,
             Direction::Write,
