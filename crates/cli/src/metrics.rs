@@ -138,6 +138,11 @@ impl Collector for EngineCollector {
                 "Connections closed because a peer could not prove the token",
                 stats.untrusted,
             ),
+            (
+                "turned_away",
+                "Connections closed because there were too many",
+                stats.turned_away,
+            ),
         ] {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(

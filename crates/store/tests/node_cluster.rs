@@ -13,8 +13,8 @@ use common::{
 use layercake_protocol::auth::SharedToken;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Term;
-use layercake_store::{ClientConfig, StoreError};
 use layercake_store::link::{Exists, MasterLink};
+use layercake_store::{ClientConfig, StoreError};
 
 /// Time to live of members in tests that wait for it to pass.
 const TTL: Duration = Duration::from_millis(400);
@@ -89,10 +89,7 @@ async fn after_a_restart_of_the_master_nodes_are_there_again_and_hold_nothing_ol
     cluster.master = RunningMaster::start(config).await;
     let monitor = cluster.master.monitor.clone();
     eventually("the node is back", || monitor.status().segments == 1).await;
-    eventually_async("the client is back", async || {
-        !client.has(&old).await
-    })
-    .await;
+    eventually_async("the client is back", async || !client.has(&old).await).await;
     let ended = client.end(open).await;
     assert!(ended.is_err(), "its reservation is gone: {ended:?}");
     client.store(&new, &pattern(3, 50_000)).await;
@@ -219,10 +216,7 @@ async fn memory_of_a_writer_that_died_is_used_again_after_the_fence() {
 
 #[tokio::test]
 async fn what_segments_hold_is_what_the_master_lists() {
-    let cluster = Spec::new(Via::Tcp)
-        .nodes(&[4 * MIB, 4 * MIB])
-        .start()
-        .await;
+    let cluster = Spec::new(Via::Tcp).nodes(&[4 * MIB, 4 * MIB]).start().await;
     let client = cluster.client().await;
     for n in 0..40_u64 {
         client

@@ -152,7 +152,7 @@ mod tests {
             ("client_ttl", |c| c.client_ttl = Duration::ZERO),
             ("discard_after", |c| c.discard_after = Duration::ZERO),
             ("release_after", |c| {
-                c.release_after = Duration::from_secs(1)
+                c.release_after = Duration::from_secs(1);
             }),
             ("soft_pin_ttl", |c| c.soft_pin_ttl = Duration::ZERO),
             ("probe_lease_factor", |c| c.probe_lease_factor = 0),

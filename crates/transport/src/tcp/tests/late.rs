@@ -4,7 +4,7 @@ use layercake_protocol::ids::Generation;
 
 use super::*;
 
-// contract: transport-6
+// contract: transport-6, transport-15
 #[test]
 fn a_write_under_way_is_waited_for_after_its_place_was_fenced() {
     let owner = Engine::start(config()).expect("an engine");
