@@ -8,11 +8,12 @@
 //!
 //! A fork copies the memory of a process, but of its threads only the one that called it. So in a
 //! child everything that was made before the fork is dead: locks may be held by threads that are not
-//! there, and joining such a thread would hang. [`Owned`] keeps track: outside the process that made
-//! it, its value is neither used (`ForkError`) nor dropped. New objects can be made in a child; they
-//! get a runtime of their own, and are made on fresh threads, whose random numbers do not repeat those
-//! of the parent. [`RUNTIME`] and [`OPEN`] are locked only by threads that hold the interpreter lock and keep
-//! it, and so are never locked while Python forks.
+//! there, joining such a thread would hang, and the table in which `parking_lot` keeps waiting threads
+//! points to stacks that are gone. That table is one for the process, so nothing new can be made in such a
+//! child either. [`Owned`] and [`handle`] keep to it: in a child, values of its parent are neither used
+//! nor dropped, and a runtime is refused if the parent had one; both are a `ForkError`. A child of a process
+//! that only imported the module is like any other process. [`RUNTIME`] and [`OPEN`] are locked only by
+//! threads that hold the interpreter lock and keep it, and so are never locked while Python forks.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -35,6 +36,10 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 /// How long the end of the interpreter waits for all stores together.
 const CLOSE_ALL_WITHIN: Duration = Duration::from_secs(3);
 
+/// What a child is told.
+const FORKED: &str = "the process forked after layercake was first used in it, and of its threads none is in this \
+     child: start workers by spawn (multiprocessing.set_start_method(\"spawn\")), or fork before the first use";
+
 /// A handle on the runtime, and the process that it belongs to.
 #[derive(Clone, Debug)]
 struct Current {
@@ -45,12 +50,14 @@ struct Current {
 static RUNTIME: Mutex<Option<Current>> = Mutex::new(None);
 static OPEN: Mutex<Vec<(u32, Weak<dyn Close>)>> = Mutex::new(Vec::new());
 
-/// The runtime of this process, made if there is none.
+/// The runtime of this process, made if there is none; `ForkError` in a child of a process that has one.
 pub(crate) fn handle(_py: Python<'_>) -> PyResult<Handle> {
     let pid = std::process::id();
     let mut current = RUNTIME.lock();
-    if let Some(current) = current.as_ref().filter(|current| current.pid == pid) {
-        return Ok(current.handle.clone());
+    match &*current {
+        Some(current) if current.pid == pid => return Ok(current.handle.clone()),
+        Some(_) => return Err(Kind::Fork.err(FORKED)),
+        None => {}
     }
     logs::start();
     let runtime = Builder::new_multi_thread()
@@ -71,7 +78,7 @@ pub(crate) fn handle(_py: Python<'_>) -> PyResult<Handle> {
 
 /// Runs a future on the runtime's threads, with the interpreter lock released, and waits for it.
 ///
-/// For what makes ids or threads; calls that only move bytes or ask the master are driven by the
+/// For what starts tasks and threads; calls that only move bytes or ask the master are driven by the
 /// calling thread ([`Handle::block_on`]), which saves two wake-ups.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
@@ -122,10 +129,7 @@ impl<T: Send + 'static> Owned<T> {
     pub(crate) fn get(&self) -> PyResult<&T> {
         match &self.value {
             Some(value) if self.pid == std::process::id() => Ok(value),
-            _ => Err(Kind::Fork.err(
-                "this object was made before the process forked, and its threads are not in this child: \
-                 make a new one here, or start workers by spawn",
-            )),
+            _ => Err(Kind::Fork.err(FORKED)),
         }
     }
 }

@@ -59,7 +59,7 @@ def test_a_wait_does_not_hold_the_interpreter(store, key):
     waiter.join()
 
 
-def test_a_forked_child_gets_an_error_and_can_start_anew():
+def test_a_forked_child_gets_an_error_whatever_it_does():
     out = check_child(
         """
         import os, sys, warnings
@@ -79,16 +79,16 @@ def test_a_forked_child_gets_an_error_and_can_start_anew():
                 lambda: session.read(),
                 lambda: cluster.close(),
                 lambda: store.health,
+                lambda: layercake.Store(master),
+                lambda: layercake.serve(),
+                lambda: layercake.TransferEngine(),
             ):
                 try:
                     call()
                 except layercake.ForkError as error:
-                    assert "fork" in str(error)
+                    assert "spawn" in str(error)
                 else:
                     os._exit(1)
-            new = layercake.Store(master)
-            assert new.get("k") == b"of the parent"
-            new.close()
             del store, session, cluster
             sys.exit(0)
         _, status = os.waitpid(pid, 0)
@@ -100,28 +100,61 @@ def test_a_forked_child_gets_an_error_and_can_start_anew():
     assert out == "parent lives\n"
 
 
-def test_children_of_one_parent_never_share_an_identity():
+def test_a_process_that_only_imported_the_package_may_fork(cluster):
+    """And the children never share an identity."""
     check_child(
         """
         import os, sys, warnings
         warnings.simplefilter("ignore")
         import layercake
-        cluster = layercake.serve(capacity="16MiB")
-        master = cluster.master
+        master = sys.argv[1]
         pids = []
         for number in range(2):
             pid = os.fork()
             if pid == 0:
-                with layercake.Store(master, capacity="4MiB", name=f"child-{number}") as store:
-                    store.put(f"of {number}", bytes([number]) * 1000)
-                    assert store.get(f"of {number}") == bytes([number]) * 1000
+                name = f"child-{number}"
+                mine = layercake.ReplicateConfig(preferred_segments=[name])
+                with layercake.Store(master, capacity="4MiB", name=name) as store:
+                    store.put(name, bytes([number]) * 1000, mine)
+                    assert store.get(name) == bytes([number]) * 1000
                 os._exit(0)
             pids.append(pid)
         for pid in pids:
             _, status = os.waitpid(pid, 0)
             assert os.waitstatus_to_exitcode(status) == 0, status
-        """
+        """,
+        cluster.master,
     )
+
+
+def test_spawned_workers_are_processes_like_any_other(tmp_path, cluster, key):
+    cluster.store.put("for workers", b"x" * 1000)
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, sys
+            import layercake
+
+            def work(master):
+                with layercake.Store(master) as store:
+                    return len(store.get("for workers"))
+
+            if __name__ == "__main__":
+                with layercake.Store(sys.argv[1]) as store:
+                    with multiprocessing.get_context("spawn").Pool(2) as pool:
+                        print(pool.map(work, [sys.argv[1]] * 4))
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), cluster.master],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=child_env(),
+    )
+    assert (done.stdout, done.stderr) == ("[1000, 1000, 1000, 1000]\n", "")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ tuple ``(address, length)`` will do. Sizes and offsets are bytes, times are seco
 exceptions of :mod:`layercake.errors`. No call leaves transfers behind: when it returns or raises, the
 memory that it was given is the caller's again.
 
-A store that was made before a fork raises :class:`ForkError` in the child; make a new one there.
+After a fork, a child of a process that has used this package can not use it: all raises :class:`ForkError`. Start workers by
+spawn, or fork before the first use; importing is no use.
 """
 
 from . import errors

@@ -119,4 +119,4 @@ class Closed(LayercakeError):
 
 
 class ForkError(LayercakeError, RuntimeError):
-    """The object was made before the process forked, and can't be used in the child."""
+    """The process forked after its parent used this package: start workers by spawn, or fork before the first use."""

@@ -46,7 +46,7 @@ impl From<Error> for RegisterRefused {
 }
 
 impl EngineCore {
-    /// Starts an engine; to be called on a fresh thread of this process (see `runtime`).
+    /// Starts an engine: its threads run and its listeners are bound when this returns.
     pub(crate) fn start(settings: &EngineSettings) -> Result<Arc<Self>, StoreError> {
         Ok(Arc::new(Self {
             engine: Engine::start(settings.config())?,

@@ -45,7 +45,7 @@ pub(crate) enum Health {
 }
 
 impl StoreCore {
-    /// Joins a cluster. Ids and threads are made here: run it on the runtime's threads.
+    /// Joins a cluster, within a runtime. Returns when all memory that is to be lent is in use.
     pub(crate) async fn open(
         settings: StoreSettings,
         shared: Option<Arc<EngineCore>>,
