@@ -72,6 +72,9 @@ pub fn copy_scattered(
     start.elapsed()
 }
 
+/// Memory of the far end of a raw connection.
+const SINK_BYTES: usize = 128 << 20;
+
 /// Raw loopback connections to threads that read (or write) as fast as they can.
 #[derive(Debug)]
 pub struct RawSockets {
@@ -102,21 +105,28 @@ impl RawSockets {
         })
     }
 
-    /// Sends `total` bytes on every stream at once, waits for all answers, returns the time.
+    /// Sends `total` bytes on every stream at once, from all over `data`, waits for all answers, and
+    /// returns the time.
     pub fn send(&mut self, data: &[u8], total: u64) -> io::Result<Duration> {
         let chunk = self.chunk;
+        let share = data.len() / self.streams.len().max(1);
         let start = Instant::now();
         std::thread::scope(|scope| -> io::Result<()> {
             let workers: Vec<_> = self
                 .streams
                 .iter_mut()
-                .map(|stream| {
+                .zip(data.chunks(share.max(chunk)))
+                .map(|(stream, data)| {
                     scope.spawn(move || -> io::Result<()> {
                         let mut left = total;
-                        while left > 0 {
+                        // As in a transfer, the bytes come from memory and not from a cache.
+                        for piece in data.chunks_exact(chunk).cycle() {
                             let step = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
-                            stream.write_all(&data[..step])?;
+                            stream.write_all(&piece[..step])?;
                             left -= step as u64;
+                            if left == 0 {
+                                break;
+                            }
                         }
                         stream.read_exact(&mut [0])
                     })
@@ -140,15 +150,26 @@ impl RawSockets {
     }
 }
 
-/// Reads for ever; each `total` bytes are answered with one. Ends with the connection.
+/// Reads for ever, into all of a large memory as a transfer would; each `total` bytes are answered
+/// with one. Ends with the connection.
 fn sink(mut stream: TcpStream, chunk: usize, total: u64) {
-    let mut buffer = vec![0; chunk.max(1)];
+    // Written once, so that its pages are there.
+    let mut memory = vec![1; SINK_BYTES];
     let mut left = total;
+    let mut at = 0;
     loop {
-        let room = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
-        match stream.read(&mut buffer[..room]) {
+        let room = usize::try_from(left)
+            .map_or(chunk, |left| left.min(chunk))
+            .max(1);
+        if at + room > memory.len() {
+            at = 0;
+        }
+        match stream.read(&mut memory[at..at + room]) {
             Ok(0) | Err(_) => return,
-            Ok(read) => left -= read as u64,
+            Ok(read) => {
+                left -= read as u64;
+                at += read;
+            }
         }
         if left == 0 {
             left = total;

@@ -11,6 +11,11 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
 
+/// Bytes that the system may hold for a connection in each direction. With less, the two ends wake each
+/// other for every few hundred kilobytes, which costs a third of the processor time per byte on
+/// loopback.
+const SOCKET_BUFFER: usize = 2 << 20;
+
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -27,10 +32,13 @@ pub(super) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 pub(super) fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_AFTER)
         .with_interval(KEEPALIVE_EVERY);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+    socket.set_tcp_keepalive(&keepalive)
 }
 
 /// Begins to connect. The socket becomes writable when that has ended, well or not.
