@@ -7,7 +7,7 @@ use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::ids::Generation;
 use layercake_transport::{
     Access, AllocateOptions, Batch, Direction, Engine, EngineConfig, Memory, Piece, RemoteSlice,
-    TransportKind, TransportSet,
+    Transfer, TransportKind, TransportSet,
 };
 
 use crate::limits::Scatter;
@@ -135,6 +135,21 @@ impl Driver {
             self.kind
         );
         Ok(())
+    }
+
+    /// Starts one small write to a peer other than the driver's, and does not wait for it.
+    pub fn start_write_to(&self, peer: &Arc<Endpoint>) -> Result<Transfer> {
+        let piece = Piece {
+            local: self.local.slice(0, 4096)?,
+            remote: self.slice(0, 4096, None),
+        };
+        Ok(self.engine.submit(Batch {
+            peer: Arc::clone(peer),
+            direction: Direction::Write,
+            pieces: vec![piece],
+            checksum: false,
+            deadline: None,
+        }))
     }
 
     /// [`batch`](Self::batch) and [`finish`](Self::finish).
