@@ -50,7 +50,7 @@ pub(crate) struct RunOptions {
     /// Client processes; requests go to them round robin
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) workers: NonZeroU64,
-    /// Segment hosts of the embedded cluster, default 1
+    /// Segment hosts of the embedded cluster; default: 1
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<NonZeroU64>,
     /// Memory of the embedded cluster, split evenly over the nodes, such as 16GiB; default: room for
