@@ -18,6 +18,9 @@
 //! waited for; no thread of ours ever calls into Python; a call in a forked child on an object made
 //! before the fork raises `ForkError`; nothing is printed, and nothing that a caller passes can end
 //! the interpreter, short of an address that stops being memory while a call uses it.
+// `cargo test NAME` builds the library as a test program even though it has no tests of its own, and
+// that would need an interpreter to link to: then it is empty. Everything is tested from Python.
+#![cfg(not(test))]
 #![deny(unsafe_code)]
 #![expect(
     clippy::needless_pass_by_value,
