@@ -69,6 +69,12 @@ pub enum Refusal {
         /// The size, and the limit.
         detail: String,
     },
+    /// A refusal that only a later version knows: upgrade this side to learn what it means.
+    #[error("refused with code {code}, which this version does not know: upgrade it")]
+    Unknown {
+        /// The code on the wire.
+        code: i32,
+    },
 }
 
 impl Refusal {

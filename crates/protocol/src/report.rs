@@ -98,6 +98,8 @@ pub struct Status {
     pub lost_nodes: u64,
     /// Reservations given up because their writer never finished, since the start.
     pub discarded_puts: u64,
+    /// How long a silent member stays one; zero: the master does not say.
+    pub client_ttl: Duration,
     /// What it speaks.
     pub version: Version,
 }

@@ -7,7 +7,7 @@ use thiserror::Error;
 /// What one side of a connection speaks.
 ///
 /// `protocol` counts changes of the bytes on the wire, `semantics` changes of what they mean. Each
-/// side accepts its own version and the one before.
+/// side accepts its own version and the one before. Both count from 1: a 0 is a number that was not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
     /// Version of the messages and frames.
@@ -41,9 +41,9 @@ pub struct VersionMismatch {
 }
 
 impl Version {
-    /// Checks that a peer's version is this one or a neighbour of it.
+    /// Checks that a peer's version is this one or a neighbour of it. One with a 0 is nobody's.
     pub fn accept(self, theirs: Self) -> Result<(), VersionMismatch> {
-        let near = |a: u32, b: u32| a.abs_diff(b) <= 1;
+        let near = |ours: u32, theirs: u32| theirs != 0 && ours.abs_diff(theirs) <= 1;
         if near(self.protocol, theirs.protocol) && near(self.semantics, theirs.semantics) {
             Ok(())
         } else {
@@ -73,6 +73,15 @@ mod tests {
             let error = ours.accept(theirs).unwrap_err();
             let text = error.to_string();
             assert!(text.contains(&ours.to_string()) && text.contains(&theirs.to_string()));
+        }
+    }
+
+    #[test]
+    fn a_number_that_was_not_set_is_refused_beside_the_first_version_too() {
+        let ours = version(1, 1);
+        assert_eq!(ours.accept(ours), Ok(()));
+        for theirs in [version(0, 1), version(1, 0), version(0, 0)] {
+            assert_eq!(ours.accept(theirs), Err(VersionMismatch { ours, theirs }));
         }
     }
 }

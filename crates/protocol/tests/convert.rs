@@ -117,7 +117,7 @@ fn replicas() -> impl Strategy<Value = Vec<Replica>> {
 }
 
 fn refusals() -> impl Strategy<Value = Refusal> {
-    (0..16, "\\PC{0,20}", any::<u64>()).prop_map(|(which, detail, largest_free)| match which {
+    (0..17, "\\PC{0,20}", any::<u64>()).prop_map(|(which, detail, largest_free)| match which {
         0 => Refusal::InvalidArgument { detail },
         1 => Refusal::NotFound,
         2 => Refusal::NotReady,
@@ -133,7 +133,9 @@ fn refusals() -> impl Strategy<Value = Refusal> {
         12 => Refusal::Unauthenticated,
         13 => Refusal::Version { detail },
         14 => Refusal::ShuttingDown,
-        _ => Refusal::TooLarge { detail },
+        15 => Refusal::TooLarge { detail },
+        // Far from the codes that are, or may soon be, known.
+        _ => Refusal::Unknown { code: 1 << 20 },
     })
 }
 
@@ -153,7 +155,11 @@ fn bare(refusal: Refusal) -> Refusal {
 }
 
 fn fingerprints() -> impl Strategy<Value = Option<Fingerprint>> {
-    option::of(any::<[u8; 16]>().prop_map(Fingerprint))
+    option::of(
+        any::<[u8; 16]>()
+            .prop_filter("zero is none", |print| *print != [0; 16])
+            .prop_map(Fingerprint),
+    )
 }
 
 fn groups() -> impl Strategy<Value = Option<String>> {
@@ -406,6 +412,7 @@ proptest! {
             refused_puts: numbers.2 ^ 7,
             lost_nodes: numbers.3 ^ 8,
             discarded_puts: numbers.0 ^ 9,
+            client_ttl: time,
             version: Version { protocol: numbers.4, semantics: numbers.5 },
         };
         prop_assert_eq!(Status::try_from(travel(&wire::StatusResponse::from(status))), Ok(status));

@@ -92,6 +92,7 @@ fn what_a_request_must_have_is_named() {
     assert_eq!(with(|s| s.key = "x".repeat(65_536)), "key");
     assert_eq!(with(|s| s.size = 0), "size");
     assert_eq!(with(|s| s.fingerprint = vec![1; 3].into()), "fingerprint");
+    assert_eq!(with(|s| s.fingerprint = vec![0; 16].into()), "fingerprint");
     assert_eq!(
         field(ReplicateConfig::try_from(wire::ReplicateConfig::default())),
         "config.replicas"
@@ -146,8 +147,58 @@ fn an_answer_that_does_not_fit_its_keys_is_refused() {
     assert_eq!(field(decode_presences(&[1, 1], 1)), "states");
     assert_eq!(field(decode_presences(&[3], 1)), "states");
     assert_eq!(field(decode_refusals(vec![0], 1)), "refusals");
-    assert_eq!(field(decode_refusals(vec![999], 1)), "refusals");
     assert_eq!(field(decode_refusals(vec![1, 1], 1)), "refusals");
+}
+
+#[test]
+fn a_code_of_a_later_version_refuses_its_key_alone() {
+    let unknown = Refusal::Unknown { code: 99 };
+    let text = unknown.to_string();
+    assert!(text.contains("99") && text.contains("upgrade"), "{text}");
+    assert!(!unknown.is_retryable());
+
+    let none = i32::from(wire::Refusal::None);
+    let results = vec![
+        Ok(()),
+        Err(unknown.clone()),
+        Err(Refusal::NoSpace { largest_free: 7 }),
+        Ok(()),
+    ];
+    let mut sent = encode_key_results(&results);
+    assert_eq!(sent.refusals[1], 99);
+    assert_eq!(decode_key_results(sent.clone(), 4), Ok(results.clone()));
+    // It may say more than this version can tell.
+    let detail = wire::KeyDetail {
+        index: 1,
+        error: Some(wire::Error {
+            refusal: 99,
+            detail: "of a later version".into(),
+            largest_free: 3,
+        }),
+    };
+    sent.details.insert(0, detail);
+    assert_eq!(decode_key_results(sent, 4), Ok(results));
+    assert_eq!(
+        decode_refusals(vec![none, 99, none], 3),
+        Ok(vec![Ok(()), Err(unknown.clone()), Ok(())])
+    );
+
+    let put = |refusal, replicas| wire::PutStarted {
+        refusal,
+        generation: 9,
+        replicas,
+    };
+    let started = wire::PutStartResponse {
+        results: vec![
+            put(none, vec![some_replica()]),
+            put(99, Vec::new()),
+            put(none, vec![some_replica()]),
+        ],
+        ..Default::default()
+    };
+    let started = PutStartAnswer::decode(started, 3).expect("one key is refused, not the list");
+    assert!(started.results[0].is_ok() && started.results[2].is_ok());
+    assert_eq!(started.results[1], Err(unknown));
 }
 
 #[test]

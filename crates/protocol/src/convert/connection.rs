@@ -65,6 +65,7 @@ fn status_code(refusal: &Refusal) -> Code {
         Refusal::NoSpace { .. } | Refusal::TooLarge { .. } => Code::ResourceExhausted,
         Refusal::Unreachable | Refusal::ShuttingDown => Code::Unavailable,
         Refusal::Unauthenticated => Code::Unauthenticated,
+        Refusal::Unknown { .. } => Code::Unknown,
     }
 }
 

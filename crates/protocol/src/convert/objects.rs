@@ -75,7 +75,12 @@ pub(super) fn decode_fingerprint(bytes: &[u8]) -> Result<Option<Fingerprint>, Wi
     if bytes.is_empty() {
         return Ok(None);
     }
-    array("fingerprint", bytes).map(|bytes| Some(Fingerprint(bytes)))
+    let print = array("fingerprint", bytes)?;
+    // An object's header can't tell it from none.
+    if print == [0; 16] {
+        return Err(invalid("fingerprint", "16 zeros, which stand for none"));
+    }
+    Ok(Some(Fingerprint(print)))
 }
 
 impl From<Replica> for wire::Replica {

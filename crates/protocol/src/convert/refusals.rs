@@ -1,15 +1,16 @@
 //! Refusals, alone and one per key.
 //!
 //! A list of results holds one code per key, which is all that most refusals have to say; the few that
-//! carry values have a detail beside the list, found by the key's index.
+//! carry values have a detail beside the list, found by the key's index. A code of a later version is
+//! a refusal of its key alone, so that the answers beside it still count.
 
 use super::{aligned, invalid};
 use crate::error::{Refusal, WireError};
 use crate::wire;
 
 /// The refusal's code on the wire.
-fn code(refusal: &Refusal) -> wire::Refusal {
-    match refusal {
+fn code(refusal: &Refusal) -> i32 {
+    let known = match refusal {
         Refusal::InvalidArgument { .. } => wire::Refusal::InvalidArgument,
         Refusal::NotFound => wire::Refusal::NotFound,
         Refusal::NotReady => wire::Refusal::NotReady,
@@ -26,7 +27,9 @@ fn code(refusal: &Refusal) -> wire::Refusal {
         Refusal::Version { .. } => wire::Refusal::Version,
         Refusal::ShuttingDown => wire::Refusal::ShuttingDown,
         Refusal::TooLarge { .. } => wire::Refusal::TooLarge,
-    }
+        Refusal::Unknown { code } => return *code,
+    };
+    known.into()
 }
 
 /// The refusal of a code, with the values of `detail`; `None` for "not refused".
@@ -35,12 +38,9 @@ fn decode(
     code: i32,
     detail: Option<wire::Error>,
 ) -> Result<Option<Refusal>, WireError> {
-    let known = wire::Refusal::try_from(code).map_err(|_| {
-        invalid(
-            field,
-            format!("{code} is not a refusal that this version knows"),
-        )
-    })?;
+    let Ok(known) = wire::Refusal::try_from(code) else {
+        return Ok(Some(Refusal::Unknown { code }));
+    };
     let wire::Error {
         detail,
         largest_free,
@@ -89,7 +89,7 @@ impl From<&Refusal> for wire::Error {
             _ => (String::new(), 0),
         };
         Self {
-            refusal: code(refusal).into(),
+            refusal: code(refusal),
             detail,
             largest_free,
         }
@@ -108,10 +108,9 @@ impl TryFrom<wire::Error> for Refusal {
 /// The code of a key's result.
 pub(super) fn encode_result<T>(result: &Result<T, Refusal>) -> i32 {
     match result {
-        Ok(_) => wire::Refusal::None,
+        Ok(_) => wire::Refusal::None.into(),
         Err(refusal) => code(refusal),
     }
-    .into()
 }
 
 /// The details of those results that have any.

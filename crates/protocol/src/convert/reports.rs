@@ -149,6 +149,7 @@ impl From<Status> for wire::StatusResponse {
             refused_puts: status.refused_puts,
             lost_nodes: status.lost_nodes,
             discarded_puts: status.discarded_puts,
+            client_ttl_ms: encode_millis(status.client_ttl),
             version: Some(status.version.into()),
         }
     }
@@ -173,6 +174,7 @@ impl TryFrom<wire::StatusResponse> for Status {
             refused_puts: status.refused_puts,
             lost_nodes: status.lost_nodes,
             discarded_puts: status.discarded_puts,
+            client_ttl: Duration::from_millis(status.client_ttl_ms),
             version: required("version", status.version)?.into(),
         })
     }
