@@ -162,6 +162,7 @@ impl State {
             refused_puts: counters.refused_puts,
             lost_nodes: counters.lost_nodes,
             discarded_puts: counters.discarded_puts,
+            client_ttl: self.config.client_ttl,
             version: version::CURRENT,
         }
     }
