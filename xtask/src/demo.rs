@@ -18,7 +18,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             .args([
                 "run",
                 "--release",
-                "--quiet",
                 "--package",
                 "layercake-cli",
                 "--",
