@@ -142,6 +142,15 @@ impl Shared {
         self.status.borrow().clone()
     }
 
+    /// Returns once the link is closed, which is before its leave is sent.
+    pub(super) async fn closed(&self) {
+        let mut status = self.status.subscribe();
+        // The sender lives in `self`, so there is nothing but the change itself to wait for.
+        let _ = status
+            .wait_for(|status| matches!(status, Status::Closed))
+            .await;
+    }
+
     /// Sets the status; [`Status::Closed`] is final.
     pub(super) fn set_status(&self, status: Status) {
         let public = status.public();

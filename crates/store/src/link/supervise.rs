@@ -35,7 +35,11 @@ pub(super) async fn supervise<C: Connector>(shared: Arc<Shared>, connector: C, f
                 return;
             }
             tracing::warn!(master = %shared.master, %reason, "lost the master, connecting anew");
-            established = reconnect(&shared, &connector).await;
+            established = tokio::select! {
+                biased;
+                () = shared.closed() => return,
+                established = reconnect(&shared, &connector) => established,
+            };
             tracing::info!(master = %shared.master, "the master is back");
         }
     };
@@ -60,7 +64,7 @@ async fn serve(shared: &Shared, established: Established) -> StoreError {
     shared.set_status(Status::Up(Arc::clone(&connection)));
     let reason = tokio::select! {
         reason = read(shared, &connection, inbound) => reason,
-        reason = beat(shared, &connection, heartbeat_every) => reason,
+        reason = beat_until_closed(shared, &connection, heartbeat_every) => reason,
         () = connection.stop.cancelled() => {
             shared.unreachable("the master is in another term".to_owned())
         }
@@ -151,6 +155,21 @@ fn command_arrived(shared: &Shared, connection: &Connection, command: Response) 
             }
         }
         _ => {}
+    }
+}
+
+/// Sends heartbeats until the link is closed, and says why they ended before. The stream outlives them
+/// to carry the leave: a heartbeat behind it would be answered as from a stranger, and one that is
+/// under way no longer matters.
+async fn beat_until_closed(
+    shared: &Shared,
+    connection: &Connection,
+    every: Duration,
+) -> StoreError {
+    tokio::select! {
+        biased;
+        () = shared.closed() => std::future::pending().await,
+        reason = beat(shared, connection, every) => reason,
     }
 }
 

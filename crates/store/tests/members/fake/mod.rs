@@ -304,6 +304,25 @@ impl FakeMaster {
             .collect()
     }
 
+    /// How many members it knows.
+    pub(crate) fn members(&self) -> usize {
+        self.state.lock().members.len()
+    }
+
+    /// The kinds of what came from members that had left by then.
+    pub(crate) fn seen_after_leaving(&self) -> Vec<Kind> {
+        let mut left = HashSet::new();
+        let state = self.state.lock();
+        let late = state.seen.iter().filter(|seen| {
+            let late = left.contains(&seen.context.client);
+            if seen.kind == Kind::Leave {
+                left.insert(seen.context.client);
+            }
+            late
+        });
+        late.map(|seen| seen.kind).collect()
+    }
+
     pub(crate) fn greetings(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.hellos, state.authentications)

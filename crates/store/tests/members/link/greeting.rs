@@ -99,10 +99,10 @@ async fn a_version_that_does_not_fit_is_refused_naming_both() {
     );
     assert!(!error.is_retryable());
     assert_eq!(master.greetings().1, 0);
-    // The version before this one works.
+    // A neighbour of this one works. (The first has none before it.)
     let nature = Nature {
         version: Version {
-            protocol: CURRENT.protocol - 1,
+            protocol: CURRENT.protocol + 1,
             semantics: CURRENT.semantics,
         },
         ..Nature::default()

@@ -273,3 +273,51 @@ fn calls_can_be_spawned() {
     }
     let _ = check;
 }
+
+#[tokio::test]
+async fn a_link_that_leaves_sends_nothing_behind_the_leave_and_does_not_join_again() {
+    const LINKS: usize = 100;
+    let master = FakeMaster::new(Nature {
+        heartbeat_every: Duration::from_millis(10),
+        ..Nature::default()
+    });
+    let served = master.serve();
+    let stays = MasterLink::connect(config(served.address))
+        .await
+        .expect("it is there");
+    let mut closing = tokio::task::JoinSet::new();
+    for _ in 0..LINKS {
+        let link = MasterLink::connect(config(served.address))
+            .await
+            .expect("it is there");
+        // Carried out at once: from here on the master does not know the member.
+        master.on(Kind::Leave, Fault::Hold);
+        closing.spawn(async move { link.close(Duration::from_secs(20)).await });
+    }
+    master
+        .until("all have left", |master| {
+            master.seen(Kind::Leave).len() == LINKS
+        })
+        .await;
+    // Many heartbeats of the one that stays: those of the others would have come in between.
+    let before = master.seen(Kind::Heartbeat).len();
+    master
+        .until("time has passed", |master| {
+            master.seen(Kind::Heartbeat).len() >= before + 20
+        })
+        .await;
+    for _ in 0..LINKS {
+        master.release();
+    }
+    while let Some(closed) = closing.join_next().await {
+        closed.expect("no panic").expect("the master answers");
+    }
+    assert_eq!(master.seen_after_leaving(), []);
+    assert_eq!(master.seen(Kind::Join).len(), LINKS + 1);
+    assert_eq!(master.members(), 1, "the one that stays");
+    stays
+        .close(Duration::from_secs(20))
+        .await
+        .expect("it answers");
+    assert_eq!(master.members(), 0);
+}
