@@ -11,7 +11,7 @@ use crate::cmd::{admin, config, demo, master, node, replay, workload};
 #[derive(Debug, Parser)]
 #[command(name = "layercake", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// Configuration file in TOML
+    /// Configuration file in TOML, or in JSON if its name ends in .json
     #[arg(
         long,
         global = true,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use layercake_protocol::replica::GRANULE;
-use layercake_store::link::{LinkState, MasterLink};
-use layercake_store::{Node, NodeConfig};
+use layercake_store::link::{LinkConfig, LinkState, MasterLink};
+use layercake_store::{Node, NodeConfig, StoreError};
 use layercake_transport::Engine;
 use prometheus_client::registry::Registry;
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,25 @@ fn lending(settings: &NodeSettings) -> Result<NodeConfig> {
     Ok(NodeConfig::lending(capacity, settings.huge_pages))
 }
 
+/// How long a node waits for a master that was started along with it.
+const MASTER_WITHIN: Duration = Duration::from_secs(3);
+const MASTER_AGAIN: Duration = Duration::from_millis(100);
+
+/// Connects to the master, which may be about to listen.
+async fn reach_master(config: LinkConfig) -> Result<MasterLink> {
+    let deadline = tokio::time::Instant::now() + MASTER_WITHIN;
+    loop {
+        match MasterLink::connect(config.clone()).await {
+            Err(StoreError::MasterUnreachable { .. })
+                if tokio::time::Instant::now() + MASTER_AGAIN < deadline =>
+            {
+                tokio::time::sleep(MASTER_AGAIN).await;
+            }
+            ended => return Ok(ended?),
+        }
+    }
+}
+
 /// A name that no other node of the cluster has.
 fn own_name() -> String {
     let host = rustix::system::uname()
@@ -120,7 +139,10 @@ async fn run(
     ))?;
     let mut link_config = connect::link_config(&settings.master, &name, trust);
     link_config.endpoint = Some(engine.endpoint().clone());
-    let link = MasterLink::connect(link_config).await?;
+    let link = tokio::select! {
+        link = reach_master(link_config) => link?,
+        () = stop.wait() => return Ok(()),
+    };
     let node = Arc::new(Node::begin(lending, engine.clone(), link.clone())?);
     let http = match settings.http {
         None => None,

@@ -8,7 +8,8 @@ use super::{Setting, Settings};
 
 const INTRODUCTION: &str = "# Configuration
 
-Every program takes its settings from, in this order: defaults, one TOML file (`--config FILE` or `LAYERCAKE_CONFIG`), environment
+Every program takes its settings from, in this order: defaults, one file in TOML, or in JSON if its name ends
+in `.json` (`--config FILE` or `LAYERCAKE_CONFIG`), environment
 variables, flags. A later one wins. What is unknown is refused by name, and so is what contradicts itself.
 `layercake config show master` and `layercake config show node` print the effective values and where each came from.
 

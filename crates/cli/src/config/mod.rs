@@ -1,4 +1,4 @@
-//! Configuration: defaults, then one TOML file, then `LAYERCAKE_*` variables, then flags.
+//! Configuration: defaults, then one TOML or JSON file, then `LAYERCAKE_*` variables, then flags.
 //!
 //! Every setting stands once in a table (see [`programs`]) that gives its default, its form and its
 //! meaning; the file's keys, the variables' names, the flags, their help and `config show` are made
@@ -178,12 +178,20 @@ impl Sources {
         let file = match file {
             None => None,
             Some((path, text)) => {
-                let table = text.parse::<toml::Table>().map_err(|error| {
-                    let start = error.span().map_or(0, |span| span.start.min(text.len()));
-                    let line = text.get(..start).unwrap_or_default().matches('\n').count() + 1;
-                    let reason = error.message().replace('\n', ", ");
-                    anyhow!("{}: line {line}: {reason}", path.display())
-                })?;
+                let json = path
+                    .extension()
+                    .is_some_and(|extension| extension == "json");
+                let table = if json {
+                    serde_json::from_str::<toml::Table>(&text)
+                        .map_err(|error| anyhow!("{}: {error}", path.display()))?
+                } else {
+                    text.parse::<toml::Table>().map_err(|error| {
+                        let start = error.span().map_or(0, |span| span.start.min(text.len()));
+                        let line = text.get(..start).unwrap_or_default().matches('\n').count() + 1;
+                        let reason = error.message().replace('\n', ", ");
+                        anyhow!("{}: line {line}: {reason}", path.display())
+                    })?
+                };
                 Some((path, table))
             }
         };

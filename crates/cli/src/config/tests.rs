@@ -160,3 +160,31 @@ fn every_default_reads_as_its_own_type_and_no_name_is_taken_twice() {
         );
     }
 }
+
+#[test]
+fn a_file_may_be_in_json() {
+    let read = |text: &str| {
+        Sources::new(
+            Some((PathBuf::from("layercake.json"), text.to_owned())),
+            BTreeMap::new(),
+        )
+    };
+    let sources = read(r#"{"insecure": true, "master": {"lease": "3s"}}"#).expect("well-formed");
+    let resolved = sources
+        .resolve(&[Common::TABLE, MasterSettings::TABLE], &[])
+        .expect("known settings");
+    let lease: std::time::Duration = resolved.value("master", "lease").expect("a setting");
+    assert_eq!(lease, std::time::Duration::from_secs(3));
+
+    let text = format!("{:#}", read("{\"master\": ").expect_err("cut off"));
+    assert!(
+        text.contains("layercake.json") && text.contains("line 1"),
+        "{text}"
+    );
+    let unknown = read(r#"{"master": {"leese": "3s"}}"#).expect("well-formed");
+    let error = unknown
+        .resolve(&[MasterSettings::TABLE], &[])
+        .expect_err("unknown");
+    let text = format!("{error:#}");
+    assert!(text.contains("leese") && text.contains("lease"), "{text}");
+}
