@@ -4,6 +4,7 @@
 //! and answers each; told to finish, it answers with what it measured and ends. Its standard input
 //! closing means that the replay is gone: it ends at once.
 
+use layercake_store::StoreError;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
@@ -68,6 +69,8 @@ pub(crate) struct Done {
     pub(crate) hit_blocks: u64,
     /// Blocks that were loaded without an error, and did not.
     pub(crate) mismatched_blocks: u64,
+    /// Blocks that the store itself found damaged when they were loaded.
+    pub(crate) corrupt_blocks: u64,
     /// Blocks committed.
     pub(crate) saved_blocks: u64,
     /// Blocks that others had stored, or were storing, when this request came to save them.
@@ -84,6 +87,22 @@ pub(crate) struct Done {
     pub(crate) failed: Option<String>,
     /// The first thing that went wrong with a block, for people.
     pub(crate) trouble: Option<String>,
+}
+
+impl Done {
+    /// Counts a block that could not be loaded. One that is gone is no fault; a damaged one is.
+    pub(crate) fn not_loaded(&mut self, error: &StoreError) {
+        if matches!(error, StoreError::ChecksumMismatch { .. }) {
+            self.corrupt_blocks += 1;
+        }
+        self.note("a block could not be loaded", error);
+    }
+
+    /// Keeps the first trouble, for people.
+    pub(crate) fn note(&mut self, what: &str, error: &StoreError) {
+        self.trouble
+            .get_or_insert_with(|| format!("{what}: {error}"));
+    }
 }
 
 /// What a worker measured over all its requests.

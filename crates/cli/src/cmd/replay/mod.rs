@@ -3,7 +3,7 @@
 //! - `options`, `trace`, `plan`: what is asked for, and whether it can be done here.
 //! - `cluster`, `embedded`: the processes, and what they make up.
 //! - `workers`, `run`, `messages`: giving requests out and taking answers.
-//! - `worker`, `request`, `keys`, `pattern`: one client process and what it does with a request.
+//! - `worker`, `request`, `staging`, `keys`, `pattern`: one client process and what it does with a request.
 //! - `histogram`, `report`, `plot`: what comes out.
 //! - `workload`: a trace of our own.
 
@@ -19,11 +19,13 @@ mod plot;
 mod report;
 mod request;
 mod run;
+mod staging;
 mod trace;
 pub(crate) mod worker;
 mod workers;
 pub(crate) mod workload;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -122,10 +124,10 @@ pub(crate) fn replay(path: &Path, options: &RunOptions, sources: &Sources) -> Re
             output::print(format_args!("\nplot: {}", path.display()))?;
         }
     }
-    if report.mismatches > 0 {
-        bail!("{} blocks were served with wrong bytes", report.mismatches);
+    match report.faults() {
+        faults if faults.is_empty() => Ok(()),
+        faults => bail!("{}", faults.join("; ")),
     }
-    Ok(())
 }
 
 fn read_trace(path: &Path, strict: bool) -> Result<Trace> {
@@ -231,6 +233,10 @@ impl Replay<'_> {
         if before.segments == 0 {
             bail!("the cluster of {address} has no memory: start a node first");
         }
+        // A node may lend several segments: they carry its name.
+        let segments = link.segments().await?;
+        let names: BTreeSet<_> = segments.iter().map(|stat| &stat.segment.name).collect();
+        let nodes = names.len() as u64;
         let workers = self.start_workers(processes, &address).await?;
         let run = Run {
             trace: &self.trace,
@@ -251,7 +257,7 @@ impl Replay<'_> {
         if let Some(embedded) = &embedded {
             embedded.end(processes).await;
         }
-        self.finish(&outcome, &before, &after)
+        self.finish(&outcome, nodes, &before, &after)
     }
 
     async fn start_cluster(&self, processes: &mut Processes) -> Result<Embedded> {
@@ -324,7 +330,13 @@ impl Replay<'_> {
         Ok(workers)
     }
 
-    fn finish(&self, outcome: &Outcome, before: &Status, after: &Status) -> Result<Report> {
+    fn finish(
+        &self,
+        outcome: &Outcome,
+        nodes: u64,
+        before: &Status,
+        after: &Status,
+    ) -> Result<Report> {
         if let Some(failure) = &outcome.totals.first_failure {
             eprintln!(
                 "{} requests failed, first {failure}",
@@ -342,7 +354,7 @@ impl Replay<'_> {
             geometry: self.geometry.to_string(),
             block_bytes: self.geometry.layout().object_len(),
             workers: self.options.workers.get(),
-            nodes: before.segments,
+            nodes,
             capacity_bytes: before.capacity_bytes,
             distinct_blocks: self.trace.distinct_blocks(),
             skipped_lines: self.trace.skipped(),

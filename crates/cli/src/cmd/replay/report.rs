@@ -82,6 +82,7 @@ impl Totals {
         sum.found_blocks += done.found_blocks;
         sum.hit_blocks += done.hit_blocks;
         sum.mismatched_blocks += done.mismatched_blocks;
+        sum.corrupt_blocks += done.corrupt_blocks;
         sum.saved_blocks += done.saved_blocks;
         sum.skipped_blocks += done.skipped_blocks;
         sum.refused_blocks += done.refused_blocks;
@@ -102,6 +103,8 @@ pub(crate) struct Report {
     pub(crate) hit_ratio: f64,
     /// Blocks that were served with a wrong byte: always 0, or the store is broken.
     pub(crate) mismatches: u64,
+    /// Blocks that the store refused to serve because their bytes were damaged: always 0, too.
+    pub(crate) corrupt_blocks: u64,
     pub(crate) failed_requests: u64,
     pub(crate) saved_blocks: u64,
     /// Blocks that others had stored, or were storing, in the meantime.
@@ -175,6 +178,7 @@ impl Report {
             hit_blocks: sum.hit_blocks,
             hit_ratio: (hit_ratio * 1e4).round() / 1e4,
             mismatches: sum.mismatched_blocks,
+            corrupt_blocks: sum.corrupt_blocks,
             failed_requests: totals.failed_requests,
             saved_blocks: sum.saved_blocks,
             skipped_blocks: sum.skipped_blocks,
@@ -206,6 +210,24 @@ impl Report {
         }
     }
 
+    /// Why the replay as a whole is a failure: one line a reason; none if it is not.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        if self.mismatches > 0 {
+            let blocks = plural(self.mismatches, "block was", "blocks were");
+            faults.push(format!("{blocks} served with wrong bytes"));
+        }
+        if self.corrupt_blocks > 0 {
+            let blocks = plural(self.corrupt_blocks, "block was", "blocks were");
+            faults.push(format!("{blocks} found damaged by the store"));
+        }
+        if self.requests > 0 && self.failed_requests == self.requests {
+            let requests = plural(self.requests, "request", "requests");
+            faults.push(format!("no request succeeded, of {requests}"));
+        }
+        faults
+    }
+
     /// The tables that people see.
     pub(crate) fn tables(&self) -> String {
         let mut results = Table::new(&["", ""]).right(1);
@@ -217,6 +239,9 @@ impl Report {
         row("  served from the store", thousands(self.hit_blocks));
         row("  hit ratio", format!("{:.1} %", self.hit_ratio * 100.0));
         row("  with a wrong byte", thousands(self.mismatches));
+        if self.corrupt_blocks > 0 {
+            row("  found damaged", thousands(self.corrupt_blocks));
+        }
         row("  saved", thousands(self.saved_blocks));
         if self.skipped_blocks > 0 {
             row("  stored by another worker", thousands(self.skipped_blocks));
@@ -289,10 +314,79 @@ impl Report {
     }
 }
 
+fn plural(count: u64, one: &str, many: &str) -> String {
+    let noun = if count == 1 { one } else { many };
+    format!("{} {noun}", thousands(count))
+}
+
 fn micros(value: f64) -> String {
     if value < 10_000.0 {
         format!("{value:.0} µs")
     } else {
         format!("{:.1} ms", value / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(requests: &[Done]) -> Report {
+        let conditions = Conditions {
+            trace: "t".to_owned(),
+            geometry: "0:8".to_owned(),
+            block_bytes: 8,
+            workers: 1,
+            nodes: 1,
+            capacity_bytes: 1 << 20,
+            distinct_blocks: 1,
+            skipped_lines: 0,
+        };
+        let mut totals = Totals::default();
+        for done in requests {
+            totals.add(done);
+        }
+        let (measured, counts) = (Measured::default(), MasterCounts::default());
+        Report::new(conditions, &totals, &measured, counts, Duration::ZERO)
+    }
+
+    fn failed() -> Done {
+        Done {
+            failed: Some("the look-up failed".to_owned()),
+            ..Done::default()
+        }
+    }
+
+    #[test]
+    fn wrong_and_damaged_blocks_are_faults_and_lost_ones_are_not() {
+        let lost = Done {
+            blocks: 3,
+            found_blocks: 3,
+            ..Done::default()
+        };
+        let said = report(std::slice::from_ref(&lost));
+        assert_eq!((said.lost_after_lookup, said.faults().len()), (3, 0));
+        let bad = Done {
+            mismatched_blocks: 1,
+            corrupt_blocks: 2,
+            ..lost
+        };
+        let said = report(&[bad, Done::default()]);
+        assert_eq!((said.mismatches, said.corrupt_blocks), (1, 2));
+        assert_eq!(
+            said.faults(),
+            [
+                "1 block was served with wrong bytes",
+                "2 blocks were found damaged by the store"
+            ]
+        );
+        assert!(said.tables().contains("found damaged"));
+    }
+
+    #[test]
+    fn only_a_replay_whose_requests_all_failed_is_a_failure() {
+        assert_eq!(report(&[]).faults().len(), 0);
+        assert_eq!(report(&[failed(), Done::default()]).faults().len(), 0);
+        assert_eq!(report(&[failed(), failed()]).faults().len(), 1);
     }
 }

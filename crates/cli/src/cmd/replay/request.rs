@@ -8,21 +8,20 @@
 use std::ops::Range as Span;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::ObjectLayout;
-use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_store::{
-    GetOptions, GetSession, PutSession, Range, RangeRead, RangeWrite, StoreClient, StoreError,
+    GetOptions, GetSession, PutSession, RangeRead, RangeWrite, StoreClient, StoreError,
 };
-use layercake_transport::{Access, AllocateOptions, Engine, Memory};
+use layercake_transport::Engine;
 
 use super::keys::BlockKeys;
 use super::messages::{Done, Measured, Request};
-use super::pattern::Pattern;
+use super::staging::Staging;
 
 /// Sessions that are open at a time, at most.
 const MOST_SESSIONS: u64 = 256;
@@ -30,19 +29,14 @@ const MOST_SESSIONS: u64 = 256;
 /// Keys of one step of the look-up.
 const LOOKUP_WINDOW: usize = 128;
 
-/// Bytes that are made or compared at a time: they stay in the first cache.
-const CHUNK: usize = 16 << 10;
-
 /// Works requests off, one at a time.
 pub(crate) struct Requests {
     client: StoreClient,
     layout: ObjectLayout,
     keys: BlockKeys,
     replicate: ReplicateConfig,
-    /// One layer of a window of blocks.
-    staging: Memory,
+    staging: Staging,
     window: usize,
-    chunk: Box<[u8; CHUNK]>,
     pub(crate) measured: Measured,
 }
 
@@ -61,30 +55,14 @@ impl Requests {
         keys: BlockKeys,
         staging_bytes: u64,
     ) -> Result<Self> {
-        let largest = (0..layout.layer_count())
-            .filter_map(|layer| layout.layer_range(layer))
-            .map(ByteRange::len)
-            .max()
-            .context("the geometry has no layer")?;
-        let window = (staging_bytes / largest).clamp(1, MOST_SESSIONS);
-        let options = AllocateOptions {
-            access: Access::LocalOnly,
-            ..AllocateOptions::default()
-        };
-        let staging = engine
-            .allocate(window * largest, options)
-            .context("can't get the staging memory of one layer")?;
+        let staging = Staging::new(engine, layout.clone(), staging_bytes, MOST_SESSIONS)?;
         Ok(Self {
             client,
             layout,
             keys,
             replicate: ReplicateConfig::default(),
+            window: staging.window(),
             staging,
-            window: usize::try_from(window)?,
-            chunk: vec![0; CHUNK]
-                .try_into()
-                .ok()
-                .context("a chunk has its own length")?,
             measured: Measured::default(),
         })
     }
@@ -155,7 +133,7 @@ impl Requests {
             match result {
                 Ok(session) => sessions.push(session),
                 Err(error) => {
-                    note(done, "a block could not be loaded", &error);
+                    done.not_loaded(&error);
                     break;
                 }
             }
@@ -172,7 +150,7 @@ impl Requests {
                 .map(|(block, session)| {
                     Ok(RangeRead {
                         session,
-                        ranges: self.ranges(layer, block)?,
+                        ranges: self.staging.ranges(layer, block)?,
                     })
                 })
                 .collect::<Result<Vec<_>>>()?;
@@ -181,18 +159,11 @@ impl Requests {
             self.measured.load_layer.record(started.elapsed());
             for (block, result) in results.into_iter().enumerate() {
                 if let Err(error) = result {
-                    note(done, "a block could not be loaded", &error);
-                    good = block;
-                    break;
+                    done.not_loaded(&error);
+                    good = good.min(block);
                 }
             }
-            if let Some(wrong) = self.first_wrong_block(layer, &ids[..good])? {
-                done.mismatched_blocks += 1;
-                done.trouble.get_or_insert_with(|| {
-                    format!("layer {layer} of block {} holds wrong bytes", ids[wrong])
-                });
-                good = wrong;
-            }
+            good = self.staging.verify(layer, &ids[..good], done)?;
         }
         self.client.end_gets(sessions).await;
         Ok(good)
@@ -213,11 +184,11 @@ impl Requests {
         }
         for layer in 0..self.layout.layer_count() {
             for (block, saved) in saving.iter().enumerate() {
-                self.make(layer, block, saved.id)?;
+                self.staging.make(layer, block, saved.id)?;
             }
             let mut writes = Vec::with_capacity(saving.len());
             for (block, saved) in saving.iter().enumerate() {
-                let ranges = self.ranges(layer, block)?;
+                let ranges = self.staging.ranges(layer, block)?;
                 writes.push(RangeWrite {
                     session: &saved.session,
                     ranges,
@@ -237,7 +208,7 @@ impl Requests {
             match saved.trouble {
                 None => whole.push(saved.session),
                 Some(error) => {
-                    note(done, "a block could not be saved", &error);
+                    done.note("a block could not be saved", &error);
                     done.unsaved_blocks += 1;
                     broken.push(saved.session);
                 }
@@ -247,7 +218,7 @@ impl Requests {
             match result {
                 Ok(()) => done.saved_blocks += 1,
                 Err(end) => {
-                    note(done, "a block could not be committed", &end.error);
+                    done.note("a block could not be committed", &end.error);
                     done.unsaved_blocks += 1;
                     // A session that is still open is revoked by dropping it.
                     drop(end.session);
@@ -257,7 +228,7 @@ impl Requests {
         if !broken.is_empty() {
             for result in self.client.revoke_puts(broken).await {
                 if let Err(end) = result {
-                    note(done, "a block could not be given up", &end.error);
+                    done.note("a block could not be given up", &end.error);
                 }
             }
         }
@@ -298,99 +269,12 @@ impl Requests {
                 )) => done.skipped_blocks += 1,
                 Err(StoreError::Refused(Refusal::NoSpace { .. })) => done.refused_blocks += 1,
                 Err(error) => {
-                    note(done, "a block could not be saved", &error);
+                    done.note("a block could not be saved", &error);
                     done.unsaved_blocks += 1;
                 }
             }
         }
         Ok(saving)
-    }
-
-    /// Where a layer of the window's `block`-th block is staged, entry by entry.
-    fn ranges(&self, layer: usize, block: usize) -> Result<Vec<Range>> {
-        let bytes = self.layer_bytes(layer)?;
-        let base = block as u64 * bytes.len();
-        (0..self.layout.entry_count(layer))
-            .map(|entry| {
-                let range = self.entry_range(layer, entry)?;
-                let local = self
-                    .staging
-                    .slice(base + range.start() - bytes.start(), range.len())?;
-                Ok(Range {
-                    offset: range.start(),
-                    local,
-                })
-            })
-            .collect()
-    }
-
-    /// Makes the bytes of a layer of a block.
-    fn make(&mut self, layer: usize, block: usize, id: u64) -> Result<()> {
-        self.for_chunks(layer, block, id, |staging, chunk, pattern, at, word| {
-            pattern.fill(word, chunk);
-            staging.copy_in(at, chunk)?;
-            Ok(true)
-        })
-        .map(|_| ())
-    }
-
-    /// The first block of the window whose staged bytes of this layer are not what they must be.
-    fn first_wrong_block(&mut self, layer: usize, ids: &[u64]) -> Result<Option<usize>> {
-        for (block, &id) in ids.iter().enumerate() {
-            let right =
-                self.for_chunks(layer, block, id, |staging, chunk, pattern, at, word| {
-                    staging.copy_out(at, chunk)?;
-                    Ok(pattern.matches(word, chunk))
-                })?;
-            if !right {
-                return Ok(Some(block));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Visits the staged bytes of a layer of a block, with what they must be, until a visit says no.
-    fn for_chunks(
-        &mut self,
-        layer: usize,
-        block: usize,
-        id: u64,
-        mut visit: impl FnMut(&Memory, &mut [u8], Pattern, u64, u64) -> Result<bool>,
-    ) -> Result<bool> {
-        let bytes = self.layer_bytes(layer)?;
-        let base = block as u64 * bytes.len();
-        for entry in 0..self.layout.entry_count(layer) {
-            let range = self.entry_range(layer, entry)?;
-            let pattern = Pattern::new(id, u32::try_from(layer)?, u32::try_from(entry)?);
-            let mut at = 0;
-            while at < range.len() {
-                let len = usize::try_from(range.len() - at).map_or(CHUNK, |left| left.min(CHUNK));
-                let place = base + range.start() - bytes.start() + at;
-                if !visit(
-                    &self.staging,
-                    &mut self.chunk[..len],
-                    pattern,
-                    place,
-                    at / 8,
-                )? {
-                    return Ok(false);
-                }
-                at += len as u64;
-            }
-        }
-        Ok(true)
-    }
-
-    fn layer_bytes(&self, layer: usize) -> Result<ByteRange> {
-        self.layout
-            .layer_range(layer)
-            .context("there is no such layer")
-    }
-
-    fn entry_range(&self, layer: usize, entry: usize) -> Result<ByteRange> {
-        self.layout
-            .entry_range(layer, entry)
-            .context("there is no such entry")
     }
 }
 
@@ -399,9 +283,4 @@ fn recency(epoch: Epoch, first: usize) -> Result<Recency> {
         bail!("a request of more than 4,294,967,295 blocks");
     };
     Ok(Recency { epoch, first_index })
-}
-
-fn note(done: &mut Done, what: &str, error: &StoreError) {
-    done.trouble
-        .get_or_insert_with(|| format!("{what}: {error}"));
 }
