@@ -139,6 +139,17 @@ fn segments_and_health_are_told() {
         &[("segments", 2), ("objects", distinct), ("lost_nodes", 0)],
     );
 
+    let table = run(&format!("health --master {}", cluster.address))
+        .ok()
+        .out;
+    assert!(table.contains("held back"), "{table}");
+
+    let refused = run(&format!("rm --matching ( --master {}", cluster.address)).refused();
+    assert!(
+        refused.contains("unclosed group") && !refused.contains('^'),
+        "{refused}"
+    );
+
     let empty = Cluster::start(0, "", "");
     let said = run(&format!("health --json --master {}", empty.address));
     assert!(!said.status.success());

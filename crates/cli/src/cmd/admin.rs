@@ -1,6 +1,7 @@
 //! What operators ask a running cluster: `ls`, `stat`, `rm`, `segments`, `health`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -327,17 +328,14 @@ pub(crate) fn health(options: &Plain, sources: &Sources) -> Result<()> {
     let (status, segments) = with_link(&options.tool, sources, async |link| {
         Ok((link.status().await?, link.segments().await?))
     })?;
-    // A node reports several times in its time to live; three seconds is late for any default.
-    let late: Vec<&str> = segments
-        .iter()
-        .filter(|stat| stat.heartbeat_age > connect::LATE)
-        .map(|stat| stat.segment.name.as_str())
-        .collect();
-    let ok = status.segments > 0 && late.len() < segments.len();
+    let late_after = connect::late_after(status.client_ttl);
+    let late = late_nodes(&segments, late_after);
+    let heard_of = |stat: &SegmentStat| stat.heartbeat_age <= late_after;
+    let ok = status.segments > 0 && segments.iter().any(heard_of);
     if options.tool.json {
         let mut value = show::status(&status);
         value["healthy"] = ok.into();
-        value["late_nodes"] = late.into();
+        value["late_nodes"] = json!(late);
         output::print_json(&value)?;
     } else {
         let mut table = Table::new(&["", ""]);
@@ -349,7 +347,7 @@ pub(crate) fn health(options: &Plain, sources: &Sources) -> Result<()> {
         line("members", thousands(status.members));
         line("segments", thousands(status.segments));
         if !late.is_empty() {
-            line("not heard of lately", late.join(", "));
+            line("not heard of lately", Vec::from_iter(late).join(", "));
         }
         line(
             "memory",
@@ -359,6 +357,7 @@ pub(crate) fn health(options: &Plain, sources: &Sources) -> Result<()> {
                 bytes(status.capacity_bytes)
             ),
         );
+        line("held back", bytes(status.quarantined_bytes));
         line("objects", thousands(status.objects));
         line("open puts", thousands(status.reserved_objects));
         line("evicted", thousands(status.evicted_objects));
@@ -370,16 +369,25 @@ pub(crate) fn health(options: &Plain, sources: &Sources) -> Result<()> {
         bail!("no node has mounted memory: nothing can be stored");
     }
     if !ok {
-        bail!("no node was heard of in the last {}", connect::LATE.show());
+        bail!("no node was heard of in the last {}", late_after.show());
     }
     Ok(())
+}
+
+/// Nodes that were not heard of for longer than `late_after`, each once, however many segments it lends.
+fn late_nodes(segments: &[SegmentStat], late_after: Duration) -> BTreeSet<&str> {
+    segments
+        .iter()
+        .filter(|stat| stat.heartbeat_age > late_after)
+        .map(|stat| stat.segment.name.as_str())
+        .collect()
 }
 
 trait ShowSeconds {
     fn show_seconds(&self) -> String;
 }
 
-impl ShowSeconds for std::time::Duration {
+impl ShowSeconds for Duration {
     fn show_seconds(&self) -> String {
         Self::from_secs(self.as_secs()).show()
     }

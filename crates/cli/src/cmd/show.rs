@@ -106,5 +106,6 @@ pub(crate) fn status(status: &Status) -> Value {
         "refused_puts": status.refused_puts,
         "lost_nodes": status.lost_nodes,
         "discarded_puts": status.discarded_puts,
+        "client_ttl_ms": millis(status.client_ttl),
     })
 }

@@ -267,7 +267,13 @@ fn pattern(text: &str) -> Result<Regex, Refusal> {
     RegexBuilder::new(text)
         .size_limit(PATTERN_BYTES)
         .build()
-        .map_err(|error| Refusal::invalid(format!("pattern {text:?}: {error}")))
+        .map_err(|error| {
+            // Before its last line, a syntax error draws the pattern with a mark under the place.
+            let error = error.to_string();
+            let reason = error.lines().last().unwrap_or(&error);
+            let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+            Refusal::invalid(format!("pattern {text:?}: {reason}"))
+        })
 }
 
 pub(super) async fn remove_matching(
