@@ -179,7 +179,9 @@ pub enum StoreError {
 
     /// A segment is larger than the memory that can be had.
     #[error(
-        "a segment of {len} bytes can't be had: {available} bytes are free ({limited_by}); use a smaller one"
+        "a segment of {} can't be had: {} are free ({limited_by}); use a smaller one",
+        size(*len),
+        size(*available)
     )]
     SegmentTooLarge {
         /// Bytes asked for.
@@ -229,4 +231,17 @@ impl From<layercake_transport::Error> for StoreError {
     fn from(error: layercake_transport::Error) -> Self {
         Self::Engine(Arc::new(error))
     }
+}
+
+/// A byte count for people, in the largest unit that leaves a number from 1 on.
+fn size(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "bytes");
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, larger);
+    }
+    let digits = if unit == "bytes" { 0 } else { 2 };
+    format!("{value:.digits$} {unit}")
 }

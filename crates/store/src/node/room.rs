@@ -186,7 +186,7 @@ mod tests {
         assert!(room.check(1000).is_ok());
         let text = room.check(1001).expect_err("too much").to_string();
         assert!(
-            text.contains("1001") && text.contains("1000 bytes"),
+            text.contains("1001 bytes") && text.contains("1000 bytes"),
             "{text}"
         );
     }
