@@ -20,7 +20,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if run::available("cargo-nextest", &["nextest", "--version"]) {
         run::run(
             run::cargo()
-                .args(["nextest", "run"])
+                .args(["nextest", "run", "--no-fail-fast"])
                 .args(features)
                 .args(filter),
         )?;

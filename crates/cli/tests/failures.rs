@@ -78,7 +78,7 @@ fn more_memory_than_there_is_is_refused_before_anything_is_taken() {
         cluster.address
     ))
     .refused();
-    assert!(text.contains("bytes"), "{text}");
+    assert!(text.contains("TiB") && text.contains("free"), "{text}");
     let segments = run(&format!("segments --master {} --json", cluster.address))
         .ok()
         .json();
