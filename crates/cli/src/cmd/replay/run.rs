@@ -225,11 +225,11 @@ impl Run<'_> {
         for worker in &workers {
             self.processes.tell(*worker, &line).await?;
         }
-        let mut missing = workers.len();
-        while missing > 0 {
+        // A worker ends after its measurements, often before the next one has told its own.
+        while !self.workers.is_empty() {
             let event = timeout(ANSWER_WITHIN, self.processes.event()).await;
             match event.context("a worker does not finish")?? {
-                Event::Line(from, line) if workers.contains(&from) => {
+                Event::Line(from, line) if self.workers.contains(from) => {
                     let name = self.processes.name(from);
                     match serde_json::from_str(&line)
                         .with_context(|| format!("{name} said \"{line}\""))?
@@ -240,9 +240,9 @@ impl Run<'_> {
                             bail!("{name} said \"{line}\" out of turn")
                         }
                     }
-                    missing -= 1;
+                    self.workers.finished(from);
                 }
-                Event::Closed(from) if workers.contains(&from) => {
+                Event::Closed(from) if self.workers.contains(from) => {
                     return Err(self.processes.post_mortem(from).await);
                 }
                 Event::Line(..) => {}

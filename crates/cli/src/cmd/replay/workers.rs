@@ -73,22 +73,19 @@ impl Workers {
         Some(())
     }
 
+    /// Takes a worker out that has answered everything and told its measurements: it may end now.
+    pub(crate) fn finished(&mut self, process: ProcessId) {
+        if let Some(at) = self.position(process) {
+            self.take(at);
+        }
+    }
+
     /// Takes a dead worker out, and answers its requests as failed.
     pub(crate) fn bury(&mut self, process: ProcessId, reason: &str) -> Vec<Done> {
-        let Some(at) = self
-            .alive
-            .iter()
-            .position(|worker| worker.process == process)
-        else {
+        let Some(at) = self.position(process) else {
             return Vec::new();
         };
-        let worker = self.alive.remove(at);
-        if at < self.turn {
-            self.turn -= 1;
-        }
-        if self.turn >= self.alive.len() {
-            self.turn = 0;
-        }
+        let worker = self.take(at);
         let failed = |(index, blocks)| Done {
             index,
             blocks,
@@ -96,6 +93,22 @@ impl Workers {
             ..Done::default()
         };
         worker.open.into_iter().map(failed).collect()
+    }
+
+    fn position(&self, process: ProcessId) -> Option<usize> {
+        let mut alive = self.alive.iter();
+        alive.position(|worker| worker.process == process)
+    }
+
+    fn take(&mut self, at: usize) -> Worker {
+        let worker = self.alive.remove(at);
+        if at < self.turn {
+            self.turn -= 1;
+        }
+        if self.turn >= self.alive.len() {
+            self.turn = 0;
+        }
+        worker
     }
 }
 
@@ -118,6 +131,18 @@ mod tests {
         assert_eq!(workers.answered(a, 1), None, "not its request");
         assert_eq!(workers.answered(a, 0), Some(()));
         assert_eq!(workers.assign(4, 1), Some(a));
+    }
+
+    #[test]
+    fn a_worker_that_has_finished_is_not_missed_and_the_others_are() {
+        let mut workers = workers(2);
+        let (a, b) = (ProcessId::for_tests(0), ProcessId::for_tests(1));
+        workers.finished(b);
+        assert!(!workers.contains(b), "its end is no loss");
+        assert!(workers.contains(a));
+        assert_eq!(workers.assign(0, 1), Some(a));
+        workers.finished(a);
+        assert!(workers.is_empty());
     }
 
     #[test]
