@@ -31,6 +31,7 @@
 mod args;
 mod config;
 mod core;
+mod dropin;
 mod errors;
 mod logs;
 mod memory;
@@ -59,10 +60,11 @@ mod _native {
     use super::store::PyStore;
     #[pymodule_export]
     use super::transfer::{PyTransfer, PyTransferEngine};
-    use super::{Bound, PyModule, PyResult, runtime};
+    use super::{Bound, PyModule, PyResult, dropin, runtime};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        dropin::add(module)?;
         runtime::close_at_exit(module.py())
     }
 }
