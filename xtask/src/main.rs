@@ -6,6 +6,7 @@
 mod bench;
 mod contracts;
 mod demo;
+mod e2e_vllm;
 mod edges;
 mod large;
 mod lint;
@@ -44,6 +45,8 @@ enum Command {
     Large(large::Options),
     /// Build the Python wheels, the package's own and the drop-in's, into one folder
     Wheel(wheel::Options),
+    /// Run the real vLLM on the drop-in; too heavy for CI
+    E2eVllm(e2e_vllm::Options),
 }
 
 fn main() -> ExitCode {
@@ -64,5 +67,6 @@ fn execute(command: Command) -> Result<()> {
         Command::Bench(options) => bench::run(&options),
         Command::Large(options) => large::run(&options),
         Command::Wheel(options) => wheel::run(&options),
+        Command::E2eVllm(options) => e2e_vllm::run(&options),
     }
 }

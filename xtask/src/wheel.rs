@@ -52,6 +52,15 @@ pub(crate) fn build_for_tests() -> Result<Vec<PathBuf>> {
     })
 }
 
+/// Builds both wheels optimised, for use on this machine alone. Returns their paths.
+pub(crate) fn build_for_this_machine() -> Result<Vec<PathBuf>> {
+    build(&Options {
+        out: target_dir()?.join("wheels-native"),
+        native: true,
+        debug: false,
+    })
+}
+
 fn build(options: &Options) -> Result<Vec<PathBuf>> {
     check_versions()?;
     let out = run::root().join(&options.out);
@@ -152,7 +161,8 @@ impl Environment {
         // Without asking the index, if all is there.
         let marker = environment.root.join("packages");
         let wanted = packages.join("\n");
-        if std::fs::read_to_string(&marker).ok().as_ref() != Some(&wanted) {
+        let there = std::fs::read_to_string(&marker).unwrap_or_default();
+        if there != wanted {
             run::run(environment.pip_install().args(packages))?;
             std::fs::write(&marker, wanted)
                 .with_context(|| format!("write {}", marker.display()))?;
@@ -188,7 +198,8 @@ impl Environment {
         command
     }
 
-    fn path(&self, program: &str) -> PathBuf {
+    /// Where a program of the environment lies.
+    pub(crate) fn path(&self, program: &str) -> PathBuf {
         self.root.join("bin").join(program)
     }
 }
