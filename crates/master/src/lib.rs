@@ -2,6 +2,7 @@
 //!
 //! - [`state`]: the rules, as a synchronous state machine that takes the time as an argument.
 //! - `service`: the gRPC shell around it.
+//! - [`mooncake`]: the command line of `mooncake_master`, as settings of a master.
 //! - [`Master`]: starting, serving, and stopping within a bounded time.
 //!
 //! Clients and nodes know this crate only by its gRPC interface, in `proto/layercake/v1`. What must change
@@ -12,10 +13,13 @@
 mod config;
 mod error;
 mod metrics;
+mod monitor;
+pub mod mooncake;
 mod server;
 mod service;
 pub mod state;
 
-pub use config::{Limits, MasterConfig, first_generation};
+pub use config::{Limits, MasterConfig, Tenancy, first_generation};
 pub use error::Error;
-pub use server::{BoundMaster, Health, Master, Monitor};
+pub use monitor::{Health, Monitor};
+pub use server::{BoundMaster, Master};

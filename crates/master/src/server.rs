@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_protocol::ids::Term;
-use layercake_protocol::report::{SegmentStat, Status};
 use layercake_protocol::wire::master_server::MasterServer;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,6 +24,7 @@ use tonic::transport::server::{Connected, TcpIncoming};
 
 use crate::config::MasterConfig;
 use crate::error::Error;
+use crate::monitor::Monitor;
 use crate::service::{Core, MasterService};
 
 mod severable;
@@ -56,22 +56,6 @@ pub struct BoundMaster {
     master: Master,
     listener: TcpListener,
     local_addr: SocketAddr,
-}
-
-/// A view of a running master, for health checks and consoles in its process. Cheap to clone; it does
-/// not keep the master running.
-#[derive(Clone, Debug)]
-pub struct Monitor {
-    core: Arc<Core>,
-}
-
-/// How a master is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// It takes requests; false once it shuts down.
-    pub serving: bool,
-    /// Its numbers.
-    pub status: Status,
 }
 
 impl Master {
@@ -187,25 +171,5 @@ impl BoundMaster {
         // A request is smaller than a packet and should not wait to fill one.
         let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
         self.master.serve(incoming, shutdown).await
-    }
-}
-
-impl Monitor {
-    /// How the master is.
-    pub fn health(&self) -> Health {
-        Health {
-            serving: !self.core.closing.is_cancelled(),
-            status: self.status(),
-        }
-    }
-
-    /// Its numbers.
-    pub fn status(&self) -> Status {
-        self.core.state.status(self.core.now(), self.core.term)
-    }
-
-    /// Its segments and how full they are.
-    pub fn segments(&self) -> Vec<SegmentStat> {
-        self.core.state.segments(self.core.now())
     }
 }

@@ -145,7 +145,7 @@ impl Core {
     }
 
     /// Carries out what the state machine asks for.
-    fn dispatch(&self) {
+    pub(crate) fn dispatch(&self) {
         for event in self.state.take_events() {
             match event {
                 Event::Fence { to, fence } => {

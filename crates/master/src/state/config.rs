@@ -24,8 +24,12 @@ pub struct StateConfig {
     pub release_after: Duration,
     /// Life of a soft pin that names none; reads renew it.
     pub soft_pin_ttl: Duration,
+    /// The longest life of a soft pin that a caller may ask for; a longer one is shortened to it.
+    pub max_soft_pin_ttl: Duration,
     /// Whether soft-pinned objects go when nothing else is left.
     pub evict_soft_pinned: bool,
+    /// Which segment a new object goes to, where its configuration does not say.
+    pub strategy: Strategy,
     /// Parts of the object table, each with a lock of its own: a power of two, at most 4,096.
     pub shards: usize,
     /// The first reservation's number. Above everything an earlier master gave out.
@@ -34,6 +38,20 @@ pub struct StateConfig {
     pub first_epoch: Epoch,
     /// Makes the random choices of placement repeatable.
     pub seed: u64,
+}
+
+/// How a segment is chosen among those with a hole that is large enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    /// The one with more room of two random ones.
+    #[default]
+    RoomierOfTwo,
+    /// Any, with equal odds.
+    Random,
+    /// The one with the largest share of its bytes free.
+    Roomiest,
+    /// One of the caller's own process, then of its host, then as [`RoomierOfTwo`](Self::RoomierOfTwo).
+    LocalFirst,
 }
 
 impl Default for StateConfig {
@@ -47,7 +65,9 @@ impl Default for StateConfig {
             discard_after: Duration::from_secs(30),
             release_after: Duration::from_mins(10),
             soft_pin_ttl: Duration::from_mins(30),
+            max_soft_pin_ttl: LONGEST,
             evict_soft_pinned: true,
+            strategy: Strategy::default(),
             shards: 64,
             first_generation: Generation(1),
             first_epoch: Epoch(1),
@@ -87,6 +107,7 @@ impl StateConfig {
             ("discard_after", self.discard_after),
             ("release_after", self.release_after),
             ("soft_pin_ttl", self.soft_pin_ttl),
+            ("max_soft_pin_ttl", self.max_soft_pin_ttl),
         ] {
             if value.is_zero() || value > LONGEST {
                 let accepted = "a time over zero and up to a century";
@@ -146,7 +167,7 @@ mod tests {
     #[test]
     fn every_bad_setting_is_refused_by_name() {
         type Change = fn(&mut StateConfig);
-        let cases: [(&str, Change); 14] = [
+        let cases: [(&str, Change); 15] = [
             ("lease", |c| c.lease = Duration::ZERO),
             ("lease", |c| c.lease = Duration::MAX),
             ("client_ttl", |c| c.client_ttl = Duration::ZERO),
@@ -155,6 +176,7 @@ mod tests {
                 c.release_after = Duration::from_secs(1);
             }),
             ("soft_pin_ttl", |c| c.soft_pin_ttl = Duration::ZERO),
+            ("max_soft_pin_ttl", |c| c.max_soft_pin_ttl = Duration::MAX),
             ("probe_lease_factor", |c| c.probe_lease_factor = 0),
             ("high_watermark", |c| c.high_watermark = 0.0),
             ("high_watermark", |c| c.high_watermark = f64::NAN),

@@ -73,7 +73,7 @@ pub use self::api::{
     Amount, Caller, Counters, Event, Exists, Gauges, GetStart, HeartbeatAnswer, Joined, List,
     Listing, Location, Probe, PutBatch, Terms, UnmountProgress,
 };
-pub use self::config::{ConfigError, StateConfig};
+pub use self::config::{ConfigError, StateConfig, Strategy};
 pub use self::moment::Moment;
 
 /// See the module's description.

@@ -3,9 +3,10 @@
 //! The replicas of an object lie in distinct segments, of distinct nodes where that can be had. The first
 //! comes into the first segment of this list that has a hole for it, the next into the next:
 //! the preferred names in their order; with `prefer_same_node` the caller's own engine, then its host; and
-//! then, of two random segments with a large enough hole, the one with more room. Looking at holes and not
-//! at free bytes keeps a fragmented segment from being tried in vain, and two random choices keep the
-//! segments about equally full without a look at all of them.
+//! then the one that the master's strategy chooses of those with a large enough hole: by default the one with
+//! more room of two random ones. Looking at holes and not at free bytes keeps a fragmented segment from
+//! being tried in vain, and two random choices keep the segments about equally full without a look at
+//! all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use layercake_protocol::replica::ReplicateConfig;
 
 use super::alloc::granule_bytes;
 use super::api::Location;
+use super::config::Strategy;
 use super::segments::{SegmentCell, View};
 use super::shard::Place;
 
@@ -52,6 +54,7 @@ pub(crate) struct Placement<'a> {
     /// Segments that the caller can use.
     cells: Vec<&'a Arc<SegmentCell>>,
     preferred: Vec<&'a Arc<SegmentCell>>,
+    strategy: Strategy,
     dice: &'a Dice,
 }
 
@@ -61,7 +64,7 @@ impl<'a> Placement<'a> {
         config: &'a ReplicateConfig,
         location: Option<Location>,
         unreachable: &[u32],
-        dice: &'a Dice,
+        (strategy, dice): (Strategy, &'a Dice),
     ) -> Self {
         let usable =
             |cell: &&Arc<SegmentCell>| cell.is_mounted() && !unreachable.contains(&cell.slot);
@@ -76,6 +79,7 @@ impl<'a> Placement<'a> {
                 .flat_map(|name| view.by_name(name))
                 .filter(usable)
                 .collect(),
+            strategy,
             dice,
         }
     }
@@ -125,7 +129,7 @@ impl<'a> Placement<'a> {
         if let Some(found) = first(&self.preferred, &|_| true) {
             return Some(found);
         }
-        if self.config.prefer_same_node
+        if (self.config.prefer_same_node || self.strategy == Strategy::LocalFirst)
             && let Some(here) = self.location
         {
             let endpoint = |cell: &SegmentCell| Location::from(&cell.info.endpoint);
@@ -137,18 +141,20 @@ impl<'a> Placement<'a> {
         }
         let elsewhere =
             |cell: &SegmentCell| placed.cells.iter().all(|other| other.owner != cell.owner);
-        self.roomier_of_two(len, &|cell| fits(cell) && elsewhere(cell))
-            .or_else(|| self.roomier_of_two(len, &fits))
+        self.choose(len, &|cell| fits(cell) && elsewhere(cell))
+            .or_else(|| self.choose(len, &fits))
             // What the books' copies promised was taken meanwhile: any that has room.
             .or_else(|| first(&self.cells, &|_| true))
     }
 
-    /// The roomier of two random segments among those that are eligible.
-    fn roomier_of_two(
+    /// The segment that the strategy chooses among those that are eligible.
+    fn choose(
         &self,
         len: u64,
         eligible: &dyn Fn(&SegmentCell) -> bool,
     ) -> Option<(&'a Arc<SegmentCell>, Place)> {
+        let free_share = |cell: &SegmentCell| 1.0 - cell.used() as f64 / cell.capacity() as f64;
+        let take = |cell: &'a Arc<SegmentCell>| Some((cell, cell.take(len)?));
         let draw = || {
             // Nearly always some try hits; a full look is for pools that are nearly full.
             let tries = (0..4).map(|_| self.cells[self.dice.below(self.cells.len())]);
@@ -161,14 +167,20 @@ impl<'a> Placement<'a> {
         if self.cells.is_empty() {
             return None;
         }
+        if self.strategy == Strategy::Random {
+            return take(draw()?);
+        }
+        if self.strategy == Strategy::Roomiest {
+            let eligible = self.cells.iter().filter(|cell| eligible(cell));
+            let roomiest = eligible.max_by(|a, b| free_share(a).total_cmp(&free_share(b)));
+            return take(roomiest?);
+        }
         let (a, b) = (draw()?, draw()?);
-        let free_share = |cell: &SegmentCell| 1.0 - cell.used() as f64 / cell.capacity() as f64;
         let (best, other) = if free_share(a) >= free_share(b) {
             (a, b)
         } else {
             (b, a)
         };
-        let take = |cell: &'a Arc<SegmentCell>| Some((cell, cell.take(len)?));
         take(best).or_else(|| take(other))
     }
 }

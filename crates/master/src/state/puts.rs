@@ -81,7 +81,7 @@ impl State {
             batch.config,
             batch.location,
             &unreachable,
-            &self.dice,
+            (self.config.strategy, &self.dice),
         );
         let mut effects = Effects::default();
         let claims: Vec<_> = puts
@@ -164,9 +164,10 @@ impl State {
     }
 
     fn soft_pin(&self, config: &ReplicateConfig) -> Option<Duration> {
+        let wanted = config.soft_pin_ttl.unwrap_or(self.config.soft_pin_ttl);
         config
             .soft_pin
-            .then(|| config.soft_pin_ttl.unwrap_or(self.config.soft_pin_ttl))
+            .then(|| wanted.min(self.config.max_soft_pin_ttl))
     }
 
     /// Fills what was found into a claim.

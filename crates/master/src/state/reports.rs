@@ -60,6 +60,30 @@ impl State {
         }
     }
 
+    /// The keys of all complete objects, of one tenant or of all, in no order. Looks at the whole table, in
+    /// steps; what changes meanwhile may or may not be in the answer.
+    pub fn keys(&self, tenant: Option<&Tenant>) -> Vec<ObjectKey> {
+        let mut keys = Vec::new();
+        let number = match tenant.map(|tenant| self.tenants.find(tenant)) {
+            // It has never stored anything.
+            Some(None) => return keys,
+            Some(number) => number,
+            None => None,
+        };
+        for shard in 0..self.shards.len() {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                next = self.shard(shard).visit(from, |_, entry| {
+                    let wanted = number.is_none_or(|number| number == entry.tenant);
+                    if wanted && entry.phase == Phase::Complete {
+                        keys.push(stored_key(&entry.key));
+                    }
+                });
+            }
+        }
+        keys
+    }
+
     /// One object, reserved ones included.
     pub fn stat(
         &self,
