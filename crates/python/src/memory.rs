@@ -139,6 +139,48 @@ pub(crate) fn unregistered(addr: u64, len: u64, of: Use) -> Result<LocalSlice, U
     Ok(unsafe { LocalSlice::from_raw(start, len) })
 }
 
+/// A copy of the bytes at an address.
+pub(crate) fn copy_out(addr: u64, len: u64) -> Result<Vec<u8>, Unusable> {
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    check_touched(addr, len, Use::Read)?;
+    let (at, size) = in_words(addr, len)?;
+    let mut bytes = Vec::new();
+    bytes
+        .try_reserve_exact(size)
+        .map_err(|_| Unusable::Overflow { addr, len })?;
+    // SAFETY: the source is mapped and readable, as was just checked, and stays so by the caller's word; the
+    // destination was reserved.
+    unsafe { std::ptr::copy(at as *const u8, bytes.as_mut_ptr(), size) };
+    // SAFETY: as many bytes were written.
+    unsafe { bytes.set_len(size) };
+    Ok(bytes)
+}
+
+/// Copies bytes to an address.
+pub(crate) fn copy_in(addr: u64, bytes: &[u8]) -> Result<(), Unusable> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let len = bytes.len() as u64;
+    check_touched(addr, len, Use::Write)?;
+    let (at, size) = in_words(addr, len)?;
+    // SAFETY: the destination is mapped and writable, as was just checked, and stays so by the caller's word.
+    unsafe { std::ptr::copy(bytes.as_ptr(), at as *mut u8, size) };
+    Ok(())
+}
+
+fn in_words(addr: u64, len: u64) -> Result<(usize, usize), Unusable> {
+    let words = usize::try_from(addr).ok().zip(usize::try_from(len).ok());
+    words.ok_or(Unusable::Overflow { addr, len })
+}
+
+/// A copy of the bytes of a view.
+pub(crate) fn copy_of(bytes: &Bytes) -> Result<Vec<u8>, Unusable> {
+    copy_out(bytes.addr() as u64, bytes.len() as u64)
+}
+
 /// The memory of a view, to read from.
 pub(crate) fn lent(bytes: &Bytes) -> Result<LocalSlice, Unusable> {
     slice_of(bytes, Use::Read)

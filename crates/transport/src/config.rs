@@ -186,7 +186,8 @@ impl Default for Deadlines {
 pub struct EngineConfig {
     /// Where the TCP listener binds, and nowhere else. Default `127.0.0.1:0`.
     pub listen: SocketAddr,
-    /// What peers are told to connect to, where that differs from the bound address.
+    /// What peers are told to connect to, where that differs from the bound address; port 0 stands for the
+    /// bound one.
     pub advertise: Option<SocketAddr>,
     /// The transports that may be used. Default local, shm and tcp.
     pub transports: TransportSet,

@@ -91,11 +91,12 @@ impl Engine {
 
     fn assemble(context: Arc<Context>, transports: Transports) -> Self {
         let advertised = |tcp: &Arc<TcpBackend>| {
-            context
-                .config
-                .advertise
-                .unwrap_or_else(|| tcp.local_addr())
-                .to_string()
+            let local = tcp.local_addr();
+            let mut address = context.config.advertise.unwrap_or(local);
+            if address.port() == 0 {
+                address.set_port(local.port());
+            }
+            address.to_string()
         };
         let endpoint = Endpoint {
             engine: context.engine,

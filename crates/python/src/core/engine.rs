@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_store::StoreError;
-use layercake_transport::{Access, Engine, Error, RegionDescriptor};
+use layercake_transport::{Access, AllocateOptions, Engine, Error, RegionDescriptor};
 use thiserror::Error;
 
 use super::buffers::{Buffer, Buffers, Resolver};
@@ -82,6 +82,18 @@ impl EngineCore {
         })?;
         self.buffers.insert(addr, Buffer { memory, access });
         Ok(())
+    }
+
+    /// Memory of the engine's own, registered. It is freed once it is unregistered and nothing moves in it.
+    pub(crate) fn allocate(&self, len: u64, access: Access) -> Result<u64, Error> {
+        let options = AllocateOptions {
+            access,
+            ..AllocateOptions::default()
+        };
+        let memory = self.engine.allocate(len, options)?;
+        let addr = memory.addr() as u64;
+        self.buffers.insert(addr, Buffer { memory, access });
+        Ok(addr)
     }
 
     /// Unregisters the buffer that begins at `addr`, and waits until no transfer touches it.

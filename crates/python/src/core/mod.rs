@@ -46,6 +46,6 @@ mod store;
 #[expect(dead_code, reason = "the drop-in stands on it")]
 mod whole;
 
-pub(crate) use self::engine::EngineCore;
+pub(crate) use self::engine::{EngineCore, RegisterRefused};
 pub(crate) use self::settings::{EngineSettings, StoreSettings, Trust};
 pub(crate) use self::store::{Health, StoreCore};

@@ -9,9 +9,12 @@
 //! | `mooncake_store` | `mooncake.store` | [`store`] |
 //! | `mooncake_engine` | `mooncake.engine` | [`engine`] |
 //! | `mooncake_master` | the command `mooncake_master` | [`master`] |
+//!
+//! [`member`] says what the arguments that they share mean.
 
 mod engine;
 mod master;
+mod member;
 mod store;
 
 use pyo3::prelude::*;

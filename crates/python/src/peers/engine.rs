@@ -148,6 +148,11 @@ impl PeerEngine {
         Ok(peer)
     }
 
+    /// Returns when the peer has been reached, now or before.
+    pub(crate) async fn reach(&self, name: &str) -> Result<(), PeerError> {
+        self.peer(name).await.map(drop)
+    }
+
     /// Forgets a peer that failed: the next call reaches for it anew.
     fn forget(&self, name: &str, peer: &Arc<Peer>) {
         let mut peers = self.peers.write();
@@ -275,7 +280,7 @@ impl PeerEngine {
         self.peer(name).await?.link.notify(title, message).await
     }
 
-    /// Whether the peer answers now: asks it. Gives the lowest address that it shows.
+    /// Whether the peer answers now: asks it. Gives the address that it registered first.
     pub(crate) async fn probe(&self, name: &str) -> Result<Option<u64>, PeerError> {
         let peer = self.peer(name).await?;
         Ok(self.refresh(name, &peer).await?.table.first())

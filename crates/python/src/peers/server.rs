@@ -97,7 +97,10 @@ pub(super) async fn serve(door: Arc<Door>, listener: TcpListener, stop: Cancella
     let served = Server::builder()
         .max_concurrent_streams(STREAMS)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .add_service(PeerServer::new(Service(door)))
+        .add_service(PeerServer::new(Service {
+            door,
+            stop: stop.clone(),
+        }))
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await;
     if let Err(error) = served {
@@ -105,7 +108,10 @@ pub(super) async fn serve(door: Arc<Door>, listener: TcpListener, stop: Cancella
     }
 }
 
-struct Service(Arc<Door>);
+struct Service {
+    door: Arc<Door>,
+    stop: CancellationToken,
+}
 
 #[tonic::async_trait]
 impl Peer for Service {
@@ -117,11 +123,13 @@ impl Peer for Service {
     ) -> Result<tonic::Response<Self::TalkStream>, Status> {
         let (answers, stream) = mpsc::channel(QUEUE);
         let talk = Talk {
-            door: Arc::clone(&self.0),
+            door: Arc::clone(&self.door),
             requests: request.into_inner(),
             answers,
         };
-        self.0.tasks.spawn(talk.run());
+        // The end of the engine is the end of its streams, whatever peers do.
+        let talking = self.stop.clone().run_until_cancelled_owned(talk.run());
+        self.door.tasks.spawn(talking);
         Ok(tonic::Response::new(ReceiverStream::new(stream)))
     }
 }

@@ -26,9 +26,10 @@ impl Table {
         Self { regions }
     }
 
-    /// The lowest address shown.
+    /// The address of what was registered first: ids ascend.
     pub(super) fn first(&self) -> Option<u64> {
-        self.regions.first().map(|region| region.address)
+        let first = self.regions.iter().min_by_key(|region| region.id.0);
+        first.map(|region| region.address)
     }
 
     /// The place of `len` bytes at an address; `None` if they don't lie inside one region.

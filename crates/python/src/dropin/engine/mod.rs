@@ -1,9 +1,28 @@
-//! Behind `mooncake_engine`.
+//! Behind `mooncake.engine`: Mooncake's transfer engine, on peers that are found by address.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `class`, `calls` | the Python classes: convert arguments, answer with codes |
+//! | `live` | an engine that was initialized |
+//! | `under_way` | transfers that somebody asks about later, by number |
+//! | `notify` | messages between the programs at both ends |
+//!
+//! Before `initialize` every call answers that it failed. One more `initialize` starts anew, with nothing
+//! registered. Nothing raises but wrong types and the use in a forked child; reasons are logged.
+
+mod calls;
+mod class;
+mod live;
+mod notify;
+mod under_way;
 
 use pyo3::prelude::*;
 
+pub(crate) use calls::PyInnerTransferEngine;
+
 /// Adds what the module shows.
-#[expect(clippy::unnecessary_wraps, reason = "adding a class may fail")]
-pub(super) fn fill(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+pub(super) fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<calls::PyMooncakeEngine>()?;
+    module.add_class::<PyInnerTransferEngine>()?;
+    module.add_class::<notify::PyTransferNotify>()
 }

@@ -1,0 +1,279 @@
+//! An engine that was initialized.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_transport::{Access, Direction};
+use parking_lot::Mutex;
+
+use super::notify::Notify;
+use super::under_way::UnderWay;
+use crate::core::{EngineCore, RegisterRefused};
+use crate::memory::Use;
+use crate::peers::{Move, PeerEngine, PeerError};
+
+/// How long closing waits for what is in flight.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Codes of this interface.
+pub(super) mod code {
+    pub(in super::super) const FAILED: i64 = -1;
+    pub(in super::super) const NOT_REGISTERED: i64 = -3;
+    pub(in super::super) const OVERLAPS: i64 = -7;
+    pub(in super::super) const BAD_ADDRESS: i64 = -101;
+    pub(in super::super) const UNREACHABLE: i64 = -102;
+}
+
+/// An engine, its managed buffers, and its transfers under way. Its methods are called without the
+/// interpreter lock.
+pub(super) struct Live {
+    pub(super) peers: Arc<PeerEngine>,
+    pub(super) under_way: UnderWay,
+    /// First address and length.
+    managed: Mutex<HashMap<u64, u64>>,
+}
+
+/// The pieces of a call: local addresses, addresses in the peer, lengths.
+pub(super) type Pieces<'a> = (&'a [u64], &'a [u64], &'a [u64]);
+
+impl Live {
+    pub(super) fn new(peers: Arc<PeerEngine>) -> Self {
+        Self {
+            peers,
+            under_way: UnderWay::default(),
+            managed: Mutex::default(),
+        }
+    }
+
+    pub(super) fn engine(&self) -> &Arc<EngineCore> {
+        self.peers.engine()
+    }
+
+    pub(super) fn register(&self, addr: u64, len: u64) -> i64 {
+        match self.engine().register(addr, len, Access::RemoteReadWrite) {
+            Ok(()) => 0,
+            Err(RegisterRefused::Overlap(error)) => {
+                tracing::debug!(%error, "memory was not registered");
+                code::OVERLAPS
+            }
+            Err(error) => {
+                tracing::warn!(%error, "memory was not registered");
+                code::FAILED
+            }
+        }
+    }
+
+    pub(super) fn unregister(&self, addr: u64) -> i64 {
+        if self.managed.lock().contains_key(&addr) {
+            return code::NOT_REGISTERED;
+        }
+        self.withdraw(addr)
+    }
+
+    fn withdraw(&self, addr: u64) -> i64 {
+        match self.engine().unregister(addr) {
+            Ok(()) => 0,
+            Err(RegisterRefused::Unknown { .. }) => code::NOT_REGISTERED,
+            Err(error) => {
+                tracing::warn!(%error, "memory was not unregistered");
+                code::FAILED
+            }
+        }
+    }
+
+    /// All or none.
+    pub(super) fn register_all(&self, addrs: &[u64], lens: &[u64]) -> i64 {
+        if addrs.len() != lens.len() {
+            return code::FAILED;
+        }
+        for (done, (&addr, &len)) in addrs.iter().zip(lens).enumerate() {
+            let code = self.register(addr, len);
+            if code != 0 {
+                for &addr in &addrs[..done] {
+                    self.withdraw(addr);
+                }
+                return code;
+            }
+        }
+        0
+    }
+
+    /// Each that can be; the first code that is not 0.
+    pub(super) fn unregister_all(&self, addrs: &[u64]) -> i64 {
+        let codes = addrs.iter().map(|&addr| self.unregister(addr));
+        codes.fold(0, |first, code| if first == 0 { code } else { first })
+    }
+
+    /// The address of memory that peers can touch; 0 if there is none to be had.
+    pub(super) fn allocate(&self, len: u64) -> u64 {
+        if len > host_memory() {
+            // The system would promise it, and break the promise when the pages are touched.
+            return 0;
+        }
+        match self.engine().allocate(len, Access::RemoteReadWrite) {
+            Ok(addr) => {
+                self.managed.lock().insert(addr, len);
+                addr
+            }
+            Err(error) => {
+                tracing::warn!(%error, len, "no memory was allocated");
+                0
+            }
+        }
+    }
+
+    pub(super) fn free(&self, addr: u64) -> i64 {
+        if self.managed.lock().remove(&addr).is_none() {
+            return code::NOT_REGISTERED;
+        }
+        self.withdraw(addr)
+    }
+
+    /// Moves, and returns when all of it is there; then tells the peer, if there is something to tell.
+    pub(super) fn transfer(
+        &self,
+        peer: &str,
+        direction: Direction,
+        pieces: Pieces<'_>,
+        notify: Option<Notify>,
+    ) -> i64 {
+        let Some(moves) = self.moves(direction, pieces, Locals::Any) else {
+            return code::FAILED;
+        };
+        let moving = async {
+            self.peers.transfer(peer, direction, &moves, None).await?;
+            match notify {
+                Some(Notify { name, msg }) => self.peers.notify(peer, name, msg.into_bytes()).await,
+                None => Ok(()),
+            }
+        };
+        match self.peers.handle().block_on(moving) {
+            Ok(()) => 0,
+            Err(error) => failed(peer, &error),
+        }
+    }
+
+    /// Starts moving. A number to ask about it, 0 if it can't be started. What is not registered here may go as
+    /// soon as this returns, so then it is moved before.
+    pub(super) fn submit(
+        self: Arc<Self>,
+        peer: &str,
+        direction: Direction,
+        pieces: Pieces<'_>,
+    ) -> u64 {
+        let registered = self.moves(direction, pieces, Locals::Registered);
+        let handle = self.peers.handle().clone();
+        let Some(moves) = registered else {
+            if self.moves(direction, pieces, Locals::Any).is_none() {
+                return 0;
+            }
+            let done = self.transfer(peer, direction, pieces, None) == 0;
+            let (id, report) = self.under_way.begin();
+            report.end(done);
+            return id;
+        };
+        if let Err(error) = handle.block_on(self.peers.reach(peer)) {
+            failed(peer, &error);
+            return 0;
+        }
+        let (id, report) = self.under_way.begin();
+        let peers = Arc::clone(&self.peers);
+        let peer = peer.to_owned();
+        handle.spawn(async move {
+            let result = peers.transfer(&peer, direction, &moves, None).await;
+            if let Err(error) = &result {
+                failed(&peer, error);
+            }
+            report.end(result.is_ok());
+        });
+        id
+    }
+
+    /// Waits for all of them: 0 if each ended well.
+    pub(super) fn wait(&self, ids: &[u64]) -> i64 {
+        let Some(waiters) = self.under_way.waiters(ids) else {
+            return code::FAILED;
+        };
+        let all = async {
+            let mut well = true;
+            for waiter in waiters {
+                well &= waiter.ended_well().await;
+            }
+            well
+        };
+        if self.peers.handle().block_on(all) {
+            0
+        } else {
+            code::FAILED
+        }
+    }
+
+    pub(super) fn probe(&self, peer: &str) -> Result<Option<u64>, i64> {
+        let asked = self.peers.handle().block_on(self.peers.probe(peer));
+        asked.map_err(|error| {
+            failed(peer, &error);
+            match error {
+                PeerError::Address { .. } => code::BAD_ADDRESS,
+                _ => code::UNREACHABLE,
+            }
+        })
+    }
+
+    /// The copies of a call, without those of no bytes; `None` if the lists or the memory are wrong.
+    fn moves(
+        &self,
+        direction: Direction,
+        (local, remote, lens): Pieces<'_>,
+        locals: Locals,
+    ) -> Option<Vec<Move>> {
+        if local.len() != remote.len() || remote.len() != lens.len() {
+            return None;
+        }
+        let of = match direction {
+            Direction::Read => Use::Write,
+            Direction::Write => Use::Read,
+        };
+        let mut resolver = self.engine().resolver();
+        let pieces = local.iter().zip(remote).zip(lens);
+        pieces
+            .filter(|(_, len)| **len > 0)
+            .map(|((&addr, &remote), &len)| {
+                let local = match locals {
+                    Locals::Any => resolver.any(addr, len, of),
+                    Locals::Registered => resolver.registered(addr, len),
+                };
+                Some(Move {
+                    local: local.ok()?,
+                    remote,
+                })
+            })
+            .collect()
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let peers = Arc::clone(&self.peers);
+        let handle = peers.handle().clone();
+        handle.spawn(async move { peers.close(Instant::now() + CLOSE_WITHIN).await });
+    }
+}
+
+/// Bytes of memory that this host has in all.
+fn host_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(info.mem_unit.into())
+}
+
+/// Which local memory will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Locals {
+    Any,
+    Registered,
+}
+
+fn failed(peer: &str, error: &PeerError) -> i64 {
+    tracing::debug!(peer, %error, "a transfer failed");
+    code::FAILED
+}

@@ -1,0 +1,149 @@
+//! How the drop-in's members start: what Mooncake's arguments and the environment say, in our terms.
+//!
+//! Mooncake knows no token and listens wherever it is told to, and programs written for it must start
+//! unchanged. So the shared token comes from `LAYERCAKE_TOKEN`, and without one the drop-in is open, which it
+//! says once if it listens off loopback.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::sync::Once;
+
+use thiserror::Error;
+
+use crate::core::{EngineSettings, Trust};
+
+/// The metadata server that stands for none: peers find each other by address.
+const HANDSHAKE: &str = "P2PHANDSHAKE";
+
+/// Why a member can't be started like that.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Unsupported {
+    #[error(
+        "protocol {protocol:?} is not known: \"tcp\" is accepted, and uses shared memory between processes of one host"
+    )]
+    Protocol { protocol: String },
+    #[error(
+        "protocol \"rdma\" is not built in: use \"tcp\", or set MC_FORCE_TCP=1 to have \"rdma\" mean that"
+    )]
+    Rdma,
+    #[error(
+        "metadata server {address:?} is not supported: \"P2PHANDSHAKE\" or an http:// address is accepted"
+    )]
+    Metadata { address: String },
+    #[error("{host:?} is no address of this host, nor one it is known by: {detail}")]
+    Host { host: String, detail: String },
+    #[error("{0}")]
+    Setting(String),
+}
+
+/// What a member was told to move bytes with.
+pub(crate) fn check_protocol(protocol: &str) -> Result<(), Unsupported> {
+    match protocol.to_ascii_lowercase().as_str() {
+        "tcp" | "" => Ok(()),
+        "rdma" if falls_back() => {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                tracing::warn!("protocol \"rdma\" is taken for \"tcp\", as MC_FORCE_TCP asks");
+            });
+            Ok(())
+        }
+        "rdma" => Err(Unsupported::Rdma),
+        _ => Err(Unsupported::Protocol {
+            protocol: protocol.to_owned(),
+        }),
+    }
+}
+
+/// Whether falling back to TCP was asked for, by the variable that Mooncake has for it.
+fn falls_back() -> bool {
+    std::env::var("MC_FORCE_TCP").is_ok_and(|text| {
+        !matches!(
+            text.to_ascii_lowercase().as_str(),
+            "" | "0" | "false" | "off"
+        )
+    })
+}
+
+/// Where members are looked up.
+pub(crate) fn check_metadata(address: &str) -> Result<(), Unsupported> {
+    if address == HANDSHAKE || address.starts_with("http://") || address.starts_with("https://") {
+        Ok(())
+    } else {
+        Err(Unsupported::Metadata {
+            address: address.to_owned(),
+        })
+    }
+}
+
+/// The settings of a member that is known as `host`, or `host:port`, where the port does not matter: it is
+/// chosen anew. Where the address is not this host's own, as in a container behind a translated
+/// one, everything is listened on and that address is told to peers.
+pub(crate) fn settings(host: &str) -> Result<EngineSettings, Unsupported> {
+    let ip = resolve(host)?;
+    let mut trust =
+        Trust::new(None, false).map_err(|error| Unsupported::Setting(error.to_string()))?;
+    if trust.token.is_none() {
+        trust.insecure = true;
+        if !ip.is_loopback() {
+            warn_of_openness(ip);
+        }
+    }
+    let mut settings = EngineSettings::local(trust)
+        .with_transports(None)
+        .map_err(|error| Unsupported::Setting(error.to_string()))?;
+    settings.listen = SocketAddr::new(ip, 0);
+    match TcpListener::bind(settings.listen) {
+        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+            settings.advertise = Some(settings.listen);
+            settings.listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+        }
+        _ => {}
+    }
+    Ok(settings)
+}
+
+fn warn_of_openness(ip: IpAddr) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "listening on {ip} without a shared token: everyone on that network is let in. Set LAYERCAKE_TOKEN to \
+             the same secret everywhere to keep others out"
+        );
+    });
+}
+
+/// The address of `host` or `host:port`.
+fn resolve(host: &str) -> Result<IpAddr, Unsupported> {
+    let bare = without_port(host);
+    if bare.is_empty() || bare.eq_ignore_ascii_case("localhost") {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(ip);
+    }
+    let refused = |detail: String| Unsupported::Host {
+        host: host.to_owned(),
+        detail,
+    };
+    let found = (bare, 0).to_socket_addrs();
+    let mut found = found.map_err(|error| refused(error.to_string()))?;
+    let address = found
+        .next()
+        .ok_or_else(|| refused("it has no address".to_owned()))?;
+    Ok(address.ip())
+}
+
+/// `host`, `host:port`, `[v6]:port` or a bare v6 address, without brackets and port.
+fn without_port(host: &str) -> &str {
+    if let Some((inside, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return inside;
+    }
+    match host.rsplit_once(':') {
+        Some((before, port))
+            if !before.contains(':') && port.bytes().all(|b| b.is_ascii_digit()) =>
+        {
+            before
+        }
+        _ => host,
+    }
+}
