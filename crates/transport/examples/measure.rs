@@ -21,7 +21,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const REGION: u64 = 256 << 20;
 const STREAMS: usize = 2;
-const TIME: Duration = Duration::from_millis(1500);
+
+/// Each side of a comparison runs this long at a time, in turns, so that whatever else the machine does
+/// hits all of them alike.
+const TURN: Duration = Duration::from_millis(200);
+const ROUNDS: usize = 9;
 
 fn main() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("peer") {
@@ -94,6 +98,22 @@ fn raw_peer(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
+/// How often the threads of both processes went to sleep so far, those that ended excepted.
+fn sleeps(peer: &Peer) -> Result<f64> {
+    let mut sum = 0.0;
+    for pid in [std::process::id(), peer.endpoint.pid] {
+        for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            let status = std::fs::read_to_string(task?.path().join("status"))?;
+            let count = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+                .ok_or("odd status")?;
+            sum += count.trim().parse::<f64>()?;
+        }
+    }
+    Ok(sum)
+}
+
 /// Processor time that both processes have used, in seconds.
 fn cpu(peer: &Peer) -> Result<f64> {
     let of = |pid: u32| -> Result<f64> {
@@ -111,27 +131,48 @@ fn cpu(peer: &Peer) -> Result<f64> {
 }
 
 /// What moving bytes took.
+#[derive(Default)]
 struct Cost {
-    /// Bytes per nanosecond.
-    rate: f64,
-    /// Processor seconds per gigabyte, both sides.
+    /// Bytes per nanosecond, of each turn.
+    rates: Vec<f64>,
+    /// Processor seconds, both sides.
     cpu: f64,
+    sleeps: f64,
+    bytes: f64,
 }
 
 impl Cost {
-    fn of(peer: &Peer, run: impl FnOnce() -> Result<u64>) -> Result<Self> {
-        let (start, before) = (Instant::now(), cpu(peer)?);
-        let gigabytes = run()? as f64 / 1e9;
-        Ok(Self {
-            rate: gigabytes / start.elapsed().as_secs_f64(),
-            cpu: (cpu(peer)? - before) / gigabytes,
-        })
+    fn turn(&mut self, peer: &Peer, run: impl FnOnce() -> Result<u64>) -> Result<()> {
+        let (cpu_before, sleeps_before) = (cpu(peer)?, sleeps(peer)?);
+        let start = Instant::now();
+        let bytes = run()? as f64;
+        self.rates.push(bytes / 1e9 / start.elapsed().as_secs_f64());
+        self.bytes += bytes;
+        self.cpu += cpu(peer)? - cpu_before;
+        self.sleeps += sleeps(peer)? - sleeps_before;
+        Ok(())
+    }
+
+    fn rate(&self) -> f64 {
+        let mut rates = self.rates.clone();
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    }
+
+    fn cpu_per_gigabyte(&self) -> f64 {
+        self.cpu / self.bytes * 1e9
     }
 }
 
 impl std::fmt::Display for Cost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:5.2} GB/s {:4.2} s/GB", self.rate, self.cpu)
+        write!(
+            f,
+            "{:5.2} GB/s {:4.2} s/GB {:5.2} sleeps/MiB",
+            self.rate(),
+            self.cpu_per_gigabyte(),
+            self.sleeps / self.bytes * f64::from(1 << 20),
+        )
     }
 }
 
@@ -177,22 +218,25 @@ fn drive() -> Result<()> {
     assert!(engine.submit(claim).wait().is_ok());
     for direction in [Direction::Write, Direction::Read] {
         for piece in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
-            let raw = Cost::of(&peer, || {
-                raw_throughput(&peer, direction, piece.min(1 << 20), &buffer)
-            })?;
-            let plain = Cost::of(&peer, || {
-                throughput(&engine, &peer, &local, direction, piece, false)
-            })?;
-            let checked = Cost::of(&peer, || {
-                throughput(&engine, &peer, &local, direction, piece, true)
-            })?;
+            let mut raw_streams = RawStreams::connect(&peer)?;
+            let [mut raw, mut plain, mut checked] = [(); 3].map(|()| Cost::default());
+            for _ in 0..ROUNDS {
+                raw.turn(&peer, || {
+                    raw_throughput(&mut raw_streams, direction, piece.min(1 << 20), &buffer)
+                })?;
+                for (cost, safe) in [(&mut plain, false), (&mut checked, true)] {
+                    cost.turn(&peer, || {
+                        throughput(&engine, &peer, &local, direction, piece, safe)
+                    })?;
+                }
+            }
             println!(
                 "{:5} {piece:8} B pieces: raw {raw}; plain {plain} ({:3.0} %, {:3.0} % of the work); checked {checked} ({:3.0} %, {:3.0} %)",
                 direction.name(),
-                100.0 * plain.rate / raw.rate,
-                100.0 * plain.cpu / raw.cpu,
-                100.0 * checked.rate / raw.rate,
-                100.0 * checked.cpu / raw.cpu,
+                100.0 * plain.rate() / raw.rate(),
+                100.0 * plain.cpu_per_gigabyte() / raw.cpu_per_gigabyte(),
+                100.0 * checked.rate() / raw.rate(),
+                100.0 * checked.cpu_per_gigabyte() / raw.cpu_per_gigabyte(),
             );
         }
     }
@@ -250,7 +294,7 @@ fn throughput(
     let pieces = (64 << 20) / piece;
     let start = Instant::now();
     let mut bytes = 0;
-    while start.elapsed() < TIME {
+    while start.elapsed() < TURN {
         let outcome = engine
             .submit(batch(peer, local, direction, piece, pieces, checked)?)
             .wait();
@@ -293,16 +337,32 @@ fn request(take: usize, give: usize) -> [u8; 16] {
     request
 }
 
-fn raw_throughput(peer: &Peer, direction: Direction, piece: u64, buffer: &[u8]) -> Result<u64> {
+/// Raw connections to the other process, each with memory to read into.
+struct RawStreams(Vec<(TcpStream, Vec<u8>)>);
+
+impl RawStreams {
+    fn connect(peer: &Peer) -> Result<Self> {
+        let stream = |_| -> Result<_> {
+            let stream = TcpStream::connect(&peer.raw)?;
+            stream.set_nodelay(true)?;
+            Ok((stream, vec![3_u8; 64 << 20]))
+        };
+        Ok(Self((0..STREAMS).map(stream).collect::<Result<_>>()?))
+    }
+}
+
+fn raw_throughput(
+    streams: &mut RawStreams,
+    direction: Direction,
+    piece: u64,
+    buffer: &[u8],
+) -> Result<u64> {
     let piece = usize::try_from(piece)?;
     let count = (32 << 20) / piece;
     let start = Instant::now();
-    let stream = |_| -> std::io::Result<u64> {
-        let mut stream = TcpStream::connect(&peer.raw)?;
-        stream.set_nodelay(true)?;
-        let mut into = vec![3_u8; 64 << 20];
+    let run = |stream: &mut TcpStream, into: &mut Vec<u8>| -> std::io::Result<u64> {
         let mut bytes = 0;
-        while start.elapsed() < TIME {
+        while start.elapsed() < TURN {
             match direction {
                 Direction::Write => {
                     stream.write_all(&request(count * piece, 1))?;
@@ -323,8 +383,10 @@ fn raw_throughput(peer: &Peer, direction: Direction, piece: u64, buffer: &[u8]) 
         Ok(bytes)
     };
     let total = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..STREAMS)
-            .map(|n| scope.spawn(move || stream(n)))
+        let threads: Vec<_> = streams
+            .0
+            .iter_mut()
+            .map(|(stream, into)| scope.spawn(move || run(stream, into)))
             .collect();
         threads
             .into_iter()

@@ -21,7 +21,6 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-mod combine;
 mod cut;
 mod run;
 

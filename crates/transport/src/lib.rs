@@ -18,6 +18,7 @@
 
 mod backend;
 mod batch;
+mod combine;
 mod config;
 mod copy_pool;
 mod endpoint;

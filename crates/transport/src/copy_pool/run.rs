@@ -16,9 +16,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::combine::combine;
 use super::cut::{Cutter, Part, UNIT_BYTES, UNIT_PARTS};
 use super::{CopyPool, Work};
+use crate::combine::combine;
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet, WaitHelper};
 use crate::transfer::PieceDone;

@@ -1,4 +1,5 @@
-//! Copy and CRC-32C in one pass, by carry-less multiplication on 256-bit registers.
+//! Copy and CRC-32C in one pass, by carry-less multiplication on 256-bit registers, or ([`wide`]) on
+//! 512-bit ones.
 //!
 //! A checksum costs little when it is taken from the registers through which the bytes move anyway,
 //! while the loads of the next ones are under way. Four registers hold 128 bytes of remainder; each
@@ -14,11 +15,13 @@
 
 use std::arch::asm;
 
+mod wide;
+
 /// Bytes of one step.
 const STEP: usize = 128;
 
-/// The most bytes that the loops leave over.
-const REST: usize = 2 * STEP;
+/// The most bytes that the loops leave over, those of [`wide`] included.
+const REST: usize = 2 * wide::STEP;
 
 /// From this many bytes on, stores go past the cache.
 const STREAM_FROM: usize = 32 << 10;
@@ -44,13 +47,18 @@ const fn power(n: u32) -> u64 {
     (value as u64).reverse_bits()
 }
 
-/// What moves the two halves of a 128-bit lane on by [`STEP`] bytes. The first bytes of a lane are its
+/// What moves the two halves of a 128-bit lane on by `step` bytes. The first bytes of a lane are its
 /// higher powers, 64 above the others.
-static FOLD: [u64; 2] = {
-    const BITS: u32 = 1024;
-    assert!(BITS as usize == 8 * STEP);
-    [power(BITS + 64 - 1), power(BITS - 1)]
-};
+const fn fold_constants(step: usize) -> [u64; 2] {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a step is some hundred bytes"
+    )]
+    let bits = 8 * step as u32;
+    [power(bits + 64 - 1), power(bits - 1)]
+}
+
+static FOLD: [u64; 2] = fold_constants(STEP);
 
 /// Whether this processor has what the loops below use.
 pub(super) fn is_supported() -> bool {
@@ -155,42 +163,106 @@ fold_loop! {
     sum_only, "#", "#", ""
 }
 
+/// What the loops of one width are.
+pub(super) struct Loops {
+    /// Bytes of one step; a loop takes a multiple of it, at least two.
+    step: usize,
+    stream_align: usize,
+    copy_cached: Fold,
+    copy_streaming: Fold,
+    sum_only: Fold,
+}
+
+type Fold = unsafe fn(*mut u8, *const u8, usize, u32) -> u32;
+
+static NARROW: Loops = Loops {
+    step: STEP,
+    stream_align: STREAM_ALIGN,
+    copy_cached,
+    copy_streaming,
+    sum_only,
+};
+
+static WIDE: Loops = Loops {
+    step: wide::STEP,
+    stream_align: wide::STREAM_ALIGN,
+    copy_cached: wide::copy_cached,
+    copy_streaming: wide::copy_streaming,
+    sum_only: wide::sum_only,
+};
+
+/// The widest loops that this processor has, if any.
+fn loops() -> &'static Loops {
+    if wide::is_supported() { &WIDE } else { &NARROW }
+}
+
+/// The loops of all widths that this processor has.
+#[cfg(test)]
+pub(super) fn all_supported() -> Vec<&'static Loops> {
+    let narrow = is_supported().then_some(&NARROW);
+    let wide = wide::is_supported().then_some(&WIDE);
+    narrow.into_iter().chain(wide).collect()
+}
+
 /// Copies `len` bytes and continues `crc` over them.
 ///
 /// # Safety
 /// [`is_supported`]; `len` bytes are mapped readable at `source` and writable at `target`.
-pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, mut crc: u32) -> u32 {
-    let mut done = 0;
-    if len >= STREAM_FROM {
-        let head = target.align_offset(STREAM_ALIGN).min(len);
-        // SAFETY: the first bytes of the same ranges.
-        crc = unsafe { super::bounce::<STREAM_ALIGN>(Some(target), source, head, crc) };
-        let bulk = (len - head) / STEP * STEP;
-        let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
-        // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
-        crc = unsafe { copy_streaming(to, from, bulk, crc) };
-        done = head + bulk;
-    } else if len >= 2 * STEP {
-        done = len / STEP * STEP;
-        // SAFETY: the first bytes of the same ranges, at least two steps.
-        crc = unsafe { copy_cached(target, source, done, crc) };
-    }
-    let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
-    // SAFETY: the rest of the same ranges.
-    unsafe { super::bounce::<REST>(Some(to), from, len - done, crc) }
+pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, crc: u32) -> u32 {
+    // SAFETY: the caller's; `loops` asked for the rest.
+    unsafe { loops().copy(target, source, len, crc) }
 }
 
 /// Continues `crc` over `len` bytes.
 ///
 /// # Safety
 /// [`is_supported`]; `len` bytes are mapped readable at `source`.
-pub(super) unsafe fn sum(source: *const u8, len: usize, mut crc: u32) -> u32 {
-    let mut done = 0;
-    if len >= 2 * STEP {
-        done = len / STEP * STEP;
-        // SAFETY: the first bytes of the same range, at least two steps; nothing is stored.
-        crc = unsafe { sum_only(std::ptr::null_mut(), source, done, crc) };
+pub(super) unsafe fn sum(source: *const u8, len: usize, crc: u32) -> u32 {
+    // SAFETY: the caller's; `loops` asked for the rest.
+    unsafe { loops().sum(source, len, crc) }
+}
+
+impl Loops {
+    /// # Safety
+    /// The processor has these loops; `len` bytes are mapped readable at `source` and writable at
+    /// `target`.
+    pub(super) unsafe fn copy(
+        &self,
+        target: *mut u8,
+        source: *const u8,
+        len: usize,
+        mut crc: u32,
+    ) -> u32 {
+        let mut done = 0;
+        if len >= STREAM_FROM {
+            let head = target.align_offset(self.stream_align).min(len);
+            // SAFETY: the first bytes of the same ranges.
+            crc = unsafe { super::bounce::<REST>(Some(target), source, head, crc) };
+            let bulk = (len - head) / self.step * self.step;
+            let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
+            // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
+            crc = unsafe { (self.copy_streaming)(to, from, bulk, crc) };
+            done = head + bulk;
+        } else if len >= 2 * self.step {
+            done = len / self.step * self.step;
+            // SAFETY: the first bytes of the same ranges, at least two steps.
+            crc = unsafe { (self.copy_cached)(target, source, done, crc) };
+        }
+        let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
+        // SAFETY: the rest of the same ranges.
+        unsafe { super::bounce::<REST>(Some(to), from, len - done, crc) }
     }
-    // SAFETY: the rest of the same range.
-    unsafe { super::bounce::<REST>(None, source.wrapping_add(done), len - done, crc) }
+
+    /// # Safety
+    /// The processor has these loops; `len` bytes are mapped readable at `source`.
+    pub(super) unsafe fn sum(&self, source: *const u8, len: usize, mut crc: u32) -> u32 {
+        let mut done = 0;
+        if len >= 2 * self.step {
+            done = len / self.step * self.step;
+            // SAFETY: the first bytes of the same range, at least two steps; nothing is stored.
+            crc = unsafe { (self.sum_only)(std::ptr::null_mut(), source, done, crc) };
+        }
+        // SAFETY: the rest of the same range.
+        unsafe { super::bounce::<REST>(None, source.wrapping_add(done), len - done, crc) }
+    }
 }

@@ -87,6 +87,41 @@ proptest! {
     }
 }
 
+/// Only the widest loops are used otherwise, so all that the processor has are tried here.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[test]
+fn loops_of_every_width_agree() {
+    let source = pattern(70_000, 3);
+    let mut target = vec![0; source.len()];
+    for loops in fold::all_supported() {
+        for len in [0, 1, 511, 512, 513, 1024, 9000, 32 << 10, 50_001] {
+            for (from, to) in [(0, 0), (1, 0), (0, 1), (33, 64), (5, 6)] {
+                let expected = &source[from..from + len];
+                target.fill(0);
+                // SAFETY: both ranges have `len` bytes, and the loops are supported.
+                let copied = unsafe {
+                    loops.copy(target[to..to + len].as_mut_ptr(), expected.as_ptr(), len, 7)
+                };
+                // SAFETY: as above.
+                let summed = unsafe { loops.sum(expected.as_ptr(), len, 7) };
+                let crc = crc32c::crc32c_append(7, expected);
+                assert_eq!(
+                    (copied, summed),
+                    (crc, crc),
+                    "{len} bytes from {from} to {to}"
+                );
+                assert_eq!(&target[to..to + len], expected);
+                assert!(
+                    target[..to]
+                        .iter()
+                        .chain(&target[to + len..])
+                        .all(|byte| *byte == 0)
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn parts_outside_are_none() {
     let bytes = [0; 8];

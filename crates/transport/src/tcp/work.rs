@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::frame::{MAX_OPS, MAX_PAYLOAD, WireOp, WireRegion};
 use super::raw::Span;
+use crate::combine::combine;
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;
@@ -75,8 +76,7 @@ impl Split {
         let mut rest = self.len;
         for crc in &self.crcs {
             let len = rest.min(CHUNK);
-            let len_bytes = usize::try_from(len).expect("a chunk's length");
-            whole = crc32c::crc32c_combine(whole, crc.load(Ordering::Acquire), len_bytes);
+            whole = combine(whole, crc.load(Ordering::Acquire), len);
             rest -= len;
         }
         Ok(PieceDone {

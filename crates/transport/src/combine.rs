@@ -1,6 +1,6 @@
 //! The CRC-32C of two byte ranges together, from the CRC of each.
 //!
-//! Parts of a piece are summed by different threads. Appending `n` bytes to a message multiplies its
+//! Parts of a piece are summed by different threads, or as they come. Appending `n` bytes to a message multiplies its
 //! remainder by x to the power of `8n`; with a table of the powers whose exponents are powers of two,
 //! that is one multiplication per bit set in `8n`: one for the usual part.
 
@@ -36,7 +36,7 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
 }
 
 /// The checksum of a range of bytes and the `len` bytes that follow it, whose checksums these are.
-pub(super) fn combine(first: u32, second: u32, len: u64) -> u32 {
+pub(crate) fn combine(first: u32, second: u32, len: u64) -> u32 {
     let mut moved = first;
     for power in (0..61).filter(|power| len >> power & 1 == 1) {
         moved = multiply(moved, POWERS[power + 3]);
