@@ -32,6 +32,7 @@ pub(crate) enum Kind {
     SessionEnded,
     Superseded,
     TransferFailed,
+    Unconfirmed,
     VersionMismatch,
 }
 
@@ -56,6 +57,7 @@ impl Kind {
             Self::SessionEnded => "SessionEnded",
             Self::Superseded => "Superseded",
             Self::TransferFailed => "TransferFailed",
+            Self::Unconfirmed => "Unconfirmed",
             Self::VersionMismatch => "VersionMismatch",
         }
     }
@@ -147,6 +149,7 @@ fn kind_of(error: &StoreError) -> Kind {
         | StoreError::Timeout { .. } => Kind::TransferFailed,
         StoreError::FingerprintMismatch { .. } => Kind::NotFound,
         StoreError::Incomplete { .. } => Kind::Incomplete,
+        StoreError::Unconfirmed => Kind::Unconfirmed,
         StoreError::SessionEnded | StoreError::UnknownSession => Kind::SessionEnded,
         _ => Kind::Error,
     }

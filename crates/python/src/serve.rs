@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::args::{Seconds, Size};
-use crate::core::{EngineSettings, StoreSettings, Trust};
+use crate::core::{EngineSettings, MemberName, StoreSettings, Trust};
 use crate::errors::{self, Kind};
 use crate::runtime::{self, Close, Owned};
 use crate::store::PyStore;
@@ -174,7 +174,7 @@ pub(crate) fn serve(
     let store = PyStore::open(
         py,
         StoreSettings {
-            name: name.unwrap_or(default.name),
+            name: name.map_or(default.name, MemberName::Given),
             capacity: capacity.0,
             ..default
         },

@@ -25,6 +25,7 @@ __all__ = [
     "SessionEnded",
     "Superseded",
     "TransferFailed",
+    "Unconfirmed",
     "VersionMismatch",
 ]
 
@@ -88,6 +89,10 @@ class Superseded(SessionEnded):
 
 class TransferFailed(LayercakeError, ConnectionError):
     """Bytes could not be moved. No byte of the caller's memory is in use any more."""
+
+
+class Unconfirmed(TransferFailed):
+    """An earlier write of the session may still be carried out by the owner of the memory: revoke the session and start again."""
 
 
 class ChecksumMismatch(TransferFailed):

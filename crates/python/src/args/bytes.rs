@@ -7,7 +7,7 @@ use pyo3::Borrowed;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyMemoryView, PyTuple};
 
 use super::ints::int;
 use super::{export, wrong_type};
@@ -24,6 +24,10 @@ pub(crate) struct Bytes {
 
 /// Bytes to write to.
 pub(crate) struct BytesMut(Bytes);
+
+/// Bytes to read of an object with the buffer protocol, and of nothing else. Items that lie apart are taken
+/// as they appear, from a copy.
+pub(crate) struct Value(Bytes);
 
 #[expect(dead_code, reason = "what it holds is kept, not looked at")]
 enum Owner {
@@ -140,6 +144,32 @@ impl<'py> FromPyObject<'_, 'py> for BytesMut {
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         Bytes::of(&obj, true).map(Self)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Value {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Some(buffer) = export(&obj) else {
+            return Err(wrong_type(
+                &obj,
+                "an object with the buffer protocol (bytes, bytearray, memoryview, numpy array …)",
+            ));
+        };
+        if buffer.is_c_contiguous() {
+            return Bytes::of_buffer(buffer, false).map(Self);
+        }
+        let copy = PyMemoryView::from(&obj)?.call_method0("tobytes")?;
+        Bytes::of(&copy, false).map(Self)
+    }
+}
+
+impl std::ops::Deref for Value {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.0
     }
 }
 

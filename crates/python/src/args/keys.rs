@@ -23,6 +23,20 @@ impl<'py> FromPyObject<'_, 'py> for Key {
     }
 }
 
+/// One key as a batch of one, for calls that answer a text that can't be a key with a code.
+#[derive(Clone, Debug)]
+pub(crate) struct OneKey(pub(crate) Keys);
+
+impl<'py> FromPyObject<'_, 'py> for OneKey {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let mut keys = Keys::default();
+        keys.push(&obj)?;
+        Ok(Self(keys))
+    }
+}
+
 /// The keys of a batch. A text that can't be a key fails its own entry only.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
@@ -66,6 +80,20 @@ impl Keys {
                 Err(error) => Some(bad(error)),
             })
             .collect()
+    }
+
+    /// The entries of several batches, one after the other.
+    pub(crate) fn joined<'a>(batches: impl Iterator<Item = &'a Self>) -> Self {
+        let mut all = Self::default();
+        for keys in batches {
+            for key in keys.iter() {
+                match key {
+                    Ok(key) => all.good.push(key.clone()),
+                    Err(error) => all.bad.push((all.len(), error.clone())),
+                }
+            }
+        }
+        all
     }
 
     fn push(&mut self, obj: &Bound<'_, PyAny>) -> PyResult<()> {

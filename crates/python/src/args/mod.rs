@@ -11,9 +11,10 @@
 //! | [`Int`] | `int`, and objects with `__index__` such as numpy's integers |
 //! | [`Ints`] | a list or tuple of those; a one-dimensional buffer of 4 or 8 byte integers (numpy, `array`) |
 //! | [`Ragged`] | a list or tuple of what `Ints` takes; a two-dimensional such buffer |
-//! | [`Key`], [`Keys`] | `str`, or `bytes` that are UTF-8; a list or tuple of those |
+//! | [`Key`], [`OneKey`], [`Keys`] | `str`, or `bytes` that are UTF-8; a list or tuple of those |
 //! | [`Size`], [`Seconds`] | `int` or a text with a unit; `float` or `int` |
-//! | [`Bytes`] | an object with the buffer protocol, or a torch tensor in host memory |
+//! | [`Bytes`] | an object with the buffer protocol, a torch tensor in host memory, or an address and a length |
+//! | [`Value`] | an object with the buffer protocol; copied if its items lie apart |
 //!
 //! Buffers are read in one go, without a Python object per element.
 
@@ -23,9 +24,9 @@ mod keys;
 mod ragged;
 mod size;
 
-pub(crate) use bytes::{Bytes, BytesMut};
+pub(crate) use bytes::{Bytes, BytesMut, Value};
 pub(crate) use ints::{Int, Ints};
-pub(crate) use keys::{Key, Keys};
+pub(crate) use keys::{Key, Keys, OneKey};
 pub(crate) use ragged::Ragged;
 pub(crate) use size::{Seconds, Size};
 

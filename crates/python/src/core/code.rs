@@ -52,6 +52,7 @@ pub(crate) fn of(error: &StoreError, call: Call) -> i64 {
         | StoreError::ChecksumMismatch { .. }
         | StoreError::HeaderMismatch { .. }
         | StoreError::Incomplete { .. }
+        | StoreError::Unconfirmed
         | StoreError::Timeout { .. } => call.transfer_failed(),
         StoreError::FingerprintMismatch { .. } => ResultCode::NOT_FOUND,
         _ => ResultCode::INVALID_ARGUMENT,

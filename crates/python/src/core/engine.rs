@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_store::StoreError;
-use layercake_transport::{Access, AllocateOptions, Engine, Error, RegionDescriptor};
+use layercake_transport::{Access, AllocateOptions, Engine, Error, Memory, RegionDescriptor};
 use thiserror::Error;
 
 use super::buffers::{Buffer, Buffers, Resolver};
@@ -66,6 +66,12 @@ impl EngineCore {
 
     pub(crate) fn resolver(&self) -> Resolver<'_> {
         self.buffers.resolver()
+    }
+
+    /// Memory of this engine, for its own transfers, of `len` zeros.
+    pub(crate) fn blank(&self, len: u64) -> Result<Memory, Error> {
+        let zeros = vec![0_u8; usize::try_from(len).unwrap_or(usize::MAX)];
+        self.engine.register(zeros.into(), Access::LocalOnly)
     }
 
     /// Registers memory by address. It must stay mapped until it is unregistered.

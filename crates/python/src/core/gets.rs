@@ -50,7 +50,8 @@ impl StoreCore {
             codes.collect()
         };
         drop(old);
-        keys.align(codes, |_| INVALID)
+        // What can't be a key has no object.
+        keys.align(codes, |_| ResultCode::NOT_FOUND.as_result())
     }
 
     /// Reads ranges, without the master: bytes or a code for each entry. A key may be there more than

@@ -8,6 +8,17 @@ use super::StoreCore;
 use super::code::{self, Call, INVALID};
 use crate::args::Keys;
 
+/// One replica, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Description {
+    /// Of the object, in bytes.
+    pub(crate) size: u64,
+    /// Where its bytes begin in the segment.
+    pub(crate) offset: u64,
+    /// `host:port` of the engine that owns the segment.
+    pub(crate) address: String,
+}
+
 impl StoreCore {
     /// 1: there, and nothing says that it can't be read; 0: not, or not finished; negative: not known.
     /// What is there is protected for as long as a lease lasts, though not for ever by probes alone.
@@ -32,6 +43,24 @@ impl StoreCore {
         keys.align(sizes.collect(), |_| INVALID)
     }
 
+    /// Where the replicas of objects lie; an entry that can't be told is left out as `None`.
+    pub(crate) fn describe(&self, keys: &Keys) -> Vec<Option<Vec<Description>>> {
+        let found = self.block(self.client().locate(keys.good()));
+        let found = found.into_iter().map(|located| {
+            let located = located.ok()?;
+            let replicas = located
+                .replicas
+                .iter()
+                .map(|(replica, segment)| Description {
+                    size: located.size,
+                    offset: replica.payload_offset(),
+                    address: segment.endpoint.tcp.clone(),
+                });
+            Some(replicas.collect())
+        });
+        keys.align(found.collect(), |_| None)
+    }
+
     /// Removes objects, in order: a key that is named again is not there any more.
     pub(crate) fn remove(&self, keys: &Keys, force: bool) -> Vec<i64> {
         let done = self.block(self.client().remove(keys.good(), force));
@@ -40,18 +69,19 @@ impl StoreCore {
 
     /// Removes objects whose key the regular expression matches anywhere; gives their number.
     pub(crate) fn remove_matching(&self, pattern: &str, force: bool) -> i64 {
-        match self.block(self.client().remove_matching(pattern, force)) {
-            Ok(count) => code::count(count),
-            Err(error) => code::of(&error, Call::Session),
-        }
+        removed(self.block(self.client().remove_matching(pattern, force)))
     }
 
     /// Removes all objects of the tenant; gives their number.
     pub(crate) fn remove_all(&self, force: bool) -> i64 {
-        match self.block(self.client().remove_all(force)) {
-            Ok(count) => code::count(count),
-            Err(error) => code::of(&error, Call::Session),
-        }
+        removed(self.block(self.client().remove_all(force)))
+    }
+}
+
+fn removed(count: Result<u64, StoreError>) -> i64 {
+    match count {
+        Ok(count) => code::count(count),
+        Err(error) => code::of(&error, Call::Session),
     }
 }
 

@@ -16,14 +16,14 @@
 //! |---|---|---|
 //! | `is_exist`, `batch_is_exist` (1, 0, negative) | [`StoreCore::exists`] | `lookup` |
 //! | `batch_is_readable` | [`StoreCore::readable`] | `lookup` |
-//! | `get_size` | [`StoreCore::sizes`] | `lookup` |
+//! | `get_size`, `get_replica_desc` | [`StoreCore::sizes`], [`StoreCore::describe`] | `lookup` |
 //! | `remove`, `batch_remove`, `remove_by_regex`, `remove_all` | [`StoreCore::remove`], [`StoreCore::remove_matching`] | `lookup` |
 //! | `put*`, `upsert*` from memory | [`StoreCore::put`] | `whole` |
-//! | `get_into`, `batch_get_into*`, `get_into_ranges` | [`StoreCore::get_into`] | `whole` |
-//! | `get`, `get_batch`, `get_buffer` | [`StoreCore::open_gets`], then [`OpenGets::read`](whole::OpenGets::read) | `whole` |
+//! | `get_into`, `batch_get_into*` | [`StoreCore::get_into_rows`] | `whole` |
+//! | `get`, `get_batch`, `get_buffer`, `get_into_ranges` | [`StoreCore::open_gets`], then [`OpenGets::read`](whole::OpenGets::read) | `whole` |
 //! | `batch_put_session_*`, `batch_put_from_multi_buffer_ranges` | [`StoreCore::start_puts`], [`write_ranges`](StoreCore::write_ranges), [`end_puts`](StoreCore::end_puts), [`revoke_puts`](StoreCore::revoke_puts) | `puts` |
 //! | `batch_get_session_*`, `batch_get_into_multi_buffer_ranges` | [`StoreCore::start_gets`], [`read_ranges`](StoreCore::read_ranges), [`end_gets`](StoreCore::end_gets) | `gets` |
-//! | `register_buffer`, `unregister_buffer` | [`EngineCore::register`], [`EngineCore::unregister`] (plain) | `engine` |
+//! | `register_buffer`, `unregister_buffer` | [`StoreCore::register`], [`StoreCore::unregister`] (plain) | `store` |
 //!
 //! Memory is named by address and length; what lies inside a registered buffer is used as that
 //! ([`buffers`]), what does not is checked and used for the call. Argument lists of different lengths
@@ -35,17 +35,14 @@
 pub(crate) mod buffers;
 pub(crate) mod code;
 mod engine;
-#[expect(dead_code, reason = "the drop-in stands on it")]
+mod failures;
 mod gets;
-#[expect(dead_code, reason = "the drop-in stands on it")]
 mod lookup;
-#[expect(dead_code, reason = "the drop-in stands on it")]
 mod puts;
 mod settings;
 mod store;
-#[expect(dead_code, reason = "the drop-in stands on it")]
-mod whole;
+pub(crate) mod whole;
 
 pub(crate) use self::engine::{EngineCore, RegisterRefused};
-pub(crate) use self::settings::{EngineSettings, StoreSettings, Trust};
-pub(crate) use self::store::{Health, StoreCore};
+pub(crate) use self::settings::{EngineSettings, MemberName, StoreSettings, Trust};
+pub(crate) use self::store::{Health, SharedEngine, StoreCore};

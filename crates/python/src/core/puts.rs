@@ -2,63 +2,60 @@
 //!
 //! The Mooncake interface knows sessions by their key, one table for a client. An end of a session with bytes
 //! that nobody wrote fills them with zeros, since callers end such sessions and count on success;
-//! bytes whose write *failed* refuse the end until they are written again. So each session notes
-//! what failed.
+//! bytes whose write *failed* refuse the end until they are written again. So each session has
+//! [`Failures`].
 //!
 //! A session leaves the table when it is ended or revoked, and comes back, sealed, if that did not reach the
 //! master: then both can be repeated. One that was taken over is gone for good.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
 
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::range::{ByteRange, RangeSet};
+use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_store::{EndError, PutSession, Range, RangeWrite, StoreError};
-use layercake_transport::{Access, LocalSlice};
-use parking_lot::{Mutex, RwLock};
+use layercake_transport::{LocalSlice, PieceError};
+use parking_lot::RwLock;
 
 use super::StoreCore;
 use super::code::{self, Call, INVALID};
+use super::failures::{Failures, Verdict};
 use crate::args::{Keys, Ragged};
 use crate::memory::Use;
 
 /// Zeros that are written at a time.
 const ZEROS: u64 = 1 << 20;
 
+/// How long an end waits for range calls under way. A transfer has 30 s.
+const SETTLE: Duration = Duration::from_mins(1);
+
 /// The open put sessions of a client.
 #[derive(Debug, Default)]
-pub(super) struct PutTable {
-    open: RwLock<HashMap<ObjectKey, Put>>,
-    /// A write failed since the client was made: sessions may have failed bytes.
-    ever_failed: AtomicBool,
-}
+pub(super) struct PutTable(RwLock<HashMap<ObjectKey, Put>>);
 
 #[derive(Debug)]
 struct Put {
     session: PutSession,
-    /// Bytes whose last write failed.
-    failed: Mutex<RangeSet>,
+    failures: Arc<Failures>,
 }
 
 impl PutTable {
     /// Takes every session out.
     pub(super) fn take_all(&self) -> Vec<PutSession> {
-        let mut table = self.open.write();
+        let mut table = self.0.write();
         table.drain().map(|(_, put)| put.session).collect()
     }
 
     /// Puts a session back; unless its key has another by now, which only a session that is over leaves
     /// room for.
-    fn put_back(&self, session: PutSession, failed: RangeSet) {
-        if let Entry::Vacant(entry) = self.open.write().entry(session.key().clone()) {
-            entry.insert(Put {
-                session,
-                failed: Mutex::new(failed),
-            });
+    fn put_back(&self, put: Put) {
+        if let Entry::Vacant(entry) = self.0.write().entry(put.session.key().clone()) {
+            entry.insert(put);
         }
     }
 }
@@ -75,7 +72,7 @@ impl StoreCore {
         &self,
         keys: &Keys,
         sizes: &[u64],
-        groups: &[String],
+        groups: &[Option<String>],
         config: &ReplicateConfig,
     ) -> Vec<i64> {
         let groups_fit = groups.is_empty() || groups.len() == keys.len();
@@ -85,7 +82,7 @@ impl StoreCore {
         let mut answers = Answers::new(keys.len());
         let mut entries = Vec::with_capacity(keys.len());
         {
-            let table = self.puts.open.read();
+            let table = self.puts.0.read();
             for (index, (key, &size)) in keys.iter().zip(sizes).enumerate() {
                 if let Ok(key) = key
                     && size > 0
@@ -93,7 +90,7 @@ impl StoreCore {
                 {
                     answers.indices.push(index);
                     entries.push(PutStart {
-                        group: groups.get(index).cloned(),
+                        group: groups.get(index).cloned().flatten(),
                         prefix_index: u32::try_from(index).ok(),
                         ..PutStart::new(key.clone(), size)
                     });
@@ -104,14 +101,11 @@ impl StoreCore {
             .client()
             .start_puts(entries, config, Recency::default());
         let started = self.block(started);
-        let mut table = self.puts.open.write();
+        let mut table = self.puts.0.write();
         answers.fill(started, |session| match session {
             Ok(session) => {
-                let put = Put {
-                    failed: Mutex::default(),
-                    session,
-                };
-                table.insert(put.session.key().clone(), put);
+                let failures = Arc::default();
+                table.insert(session.key().clone(), Put { session, failures });
                 ResultCode::OK.as_result()
             }
             Err(error) => code::of(&error, Call::Session),
@@ -131,8 +125,9 @@ impl StoreCore {
             return vec![INVALID; keys.len()];
         }
         let mut answers = Answers::new(keys.len());
+        let mut entries = Vec::with_capacity(keys.len());
         let written = {
-            let table = self.puts.open.read();
+            let table = self.puts.0.read();
             let mut writes = Vec::with_capacity(keys.len());
             for (index, key) in keys.iter().enumerate() {
                 let Some(put) = key.ok().and_then(|key| table.get(key)) else {
@@ -146,6 +141,7 @@ impl StoreCore {
                     Ok(ranges) if ranges.is_empty() => answers.codes[index] = 0,
                     Ok(ranges) => {
                         answers.indices.push(index);
+                        entries.push(put.failures.begin());
                         writes.push(RangeWrite {
                             session: &put.session,
                             ranges,
@@ -158,43 +154,18 @@ impl StoreCore {
             self.client().write_ranges(writes)
         };
         let written = self.block(written);
-        self.note_failures(keys, lens, offsets, &answers.indices, &written);
+        let noted = answers.indices.iter().zip(entries).zip(&written);
+        for ((&index, entry), written) in noted {
+            let row = offsets.row(index).iter().zip(lens.row(index));
+            let row = row.filter_map(|(&offset, &len)| ByteRange::new(offset, len).ok());
+            entry.ended(row, written.is_ok(), written.as_ref().is_err_and(is_lost));
+        }
         answers.fill(written, |written| match written {
             Ok(bytes) => code::count(bytes),
+            // As for any key that has no session here.
+            Err(error) if is_lost(&error) => INVALID,
             Err(error) => code::of(&error, Call::Session),
         })
-    }
-
-    /// Keeps each session's failed bytes up to date.
-    fn note_failures(
-        &self,
-        keys: &Keys,
-        lens: &Ragged,
-        offsets: &Ragged,
-        indices: &[usize],
-        written: &[Result<u64, StoreError>],
-    ) {
-        if written.iter().any(Result::is_err) {
-            self.puts.ever_failed.store(true, Ordering::Relaxed);
-        } else if !self.puts.ever_failed.load(Ordering::Relaxed) {
-            return;
-        }
-        let table = self.puts.open.read();
-        let keys: Vec<_> = keys.iter().collect();
-        for (&index, written) in indices.iter().zip(written) {
-            let Some(put) = keys[index].ok().and_then(|key| table.get(key)) else {
-                continue;
-            };
-            let mut failed = put.failed.lock();
-            for (&offset, &len) in offsets.row(index).iter().zip(lens.row(index)) {
-                if let Ok(range) = ByteRange::new(offset, len) {
-                    match written {
-                        Ok(_) => failed.remove(range),
-                        Err(_) => failed.insert(range),
-                    }
-                }
-            }
-        }
     }
 
     /// One entry's ranges, those without bytes left out; all checked against the object's size.
@@ -231,12 +202,14 @@ impl StoreCore {
         for ((index, put), zeroed) in answers.indices.drain(..).zip(puts.drain(..)).zip(zeroed) {
             match zeroed {
                 Ok(()) => {
-                    order.push((index, put.failed.into_inner()));
+                    order.push((index, put.failures));
                     ending.push(put.session);
                 }
                 Err(error) => {
                     answers.codes[index] = code::of(&error, Call::Session);
-                    self.puts.put_back(put.session, put.failed.into_inner());
+                    if !is_lost(&error) {
+                        self.puts.put_back(put);
+                    }
                 }
             }
         }
@@ -250,7 +223,7 @@ impl StoreCore {
         let mut order = Vec::with_capacity(puts.len());
         let mut sessions = Vec::with_capacity(puts.len());
         for (index, put) in answers.indices.into_iter().zip(puts) {
-            order.push((index, put.failed.into_inner()));
+            order.push((index, put.failures));
             sessions.push(put.session);
         }
         let revoked = self.block(self.client().revoke_puts(sessions));
@@ -269,7 +242,7 @@ impl StoreCore {
     fn take(&self, keys: &Keys) -> (Answers, Vec<Put>) {
         let mut answers = Answers::new(keys.len());
         let mut puts = Vec::with_capacity(keys.len());
-        let mut table = self.puts.open.write();
+        let mut table = self.puts.0.write();
         for (index, key) in keys.iter().enumerate() {
             if let Some(put) = key.ok().and_then(|key| table.remove(key)) {
                 answers.indices.push(index);
@@ -285,17 +258,17 @@ impl StoreCore {
         &self,
         keys: &Keys,
         mut codes: Vec<i64>,
-        order: Vec<(usize, RangeSet)>,
+        order: Vec<(usize, Arc<Failures>)>,
         done: Vec<Result<(), EndError>>,
     ) -> Vec<i64> {
         let mut answered: Vec<usize> = Vec::with_capacity(order.len());
-        for ((index, failed), done) in order.into_iter().zip(done) {
+        for ((index, failures), done) in order.into_iter().zip(done) {
             answered.push(index);
             codes[index] = match done {
                 Ok(()) => ResultCode::OK.as_result(),
                 Err(EndError { error, session }) => {
                     if let Some(session) = session {
-                        self.puts.put_back(session, failed);
+                        self.puts.put_back(Put { session, failures });
                     }
                     code::of(&error, Call::Session)
                 }
@@ -305,23 +278,27 @@ impl StoreCore {
         codes
     }
 
-    /// Writes zeros where nobody wrote. An entry with bytes whose write failed is refused.
+    /// Writes zeros where nobody wrote. An entry with bytes whose write failed is refused, and one whose memory
+    /// was taken away is over.
     fn fill_gaps(&self, puts: &[Put]) -> Vec<Result<(), StoreError>> {
         let mut answers: Vec<Result<(), StoreError>> = Vec::with_capacity(puts.len());
         let mut gaps = Vec::new();
         for (index, put) in puts.iter().enumerate() {
+            let settled = put.failures.settled(SETTLE);
             let missing = put.session.missing();
             let first = missing.first().map(|gap| gap.start());
-            match first {
-                Some(first_missing) if !put.failed.lock().is_empty() => {
-                    answers.push(Err(StoreError::Incomplete { first_missing }));
+            answers.push(match (settled, first) {
+                (Err(error), _) => Err(error),
+                (Ok(Verdict::Lost), _) => Err(Refusal::Superseded.into()),
+                (Ok(Verdict::Failed), Some(first_missing)) => {
+                    Err(StoreError::Incomplete { first_missing })
                 }
-                Some(_) => {
-                    answers.push(Ok(()));
+                (Ok(_), None) => Ok(()),
+                (Ok(Verdict::Whole), Some(_)) => {
                     gaps.push((index, missing));
+                    Ok(())
                 }
-                None => answers.push(Ok(())),
-            }
+            });
         }
         if gaps.is_empty() {
             return answers;
@@ -341,7 +318,10 @@ impl StoreCore {
         });
         let written = self.client().write_ranges(writes.collect());
         for ((index, _), written) in gaps.iter().zip(self.block(written)) {
-            answers[*index] = written.map(drop);
+            answers[*index] = match written {
+                Err(error) if is_lost(&error) => Err(Refusal::Superseded.into()),
+                written => written.map(drop),
+            };
         }
         answers
     }
@@ -350,12 +330,18 @@ impl StoreCore {
     fn zeros(&self, gaps: &[(usize, Vec<ByteRange>)]) -> Result<LocalSlice, StoreError> {
         let lens = gaps.iter().flat_map(|(_, gaps)| gaps).map(|gap| gap.len());
         let len = lens.max().unwrap_or(1).min(ZEROS);
-        let zeros = vec![0_u8; usize::try_from(len).unwrap_or(0)];
-        let memory = self
-            .engine()
-            .engine()
-            .register(zeros.into(), Access::LocalOnly)?;
-        Ok(memory.slice(0, len)?)
+        Ok(self.engine().blank(len)?.slice(0, len)?)
+    }
+}
+
+/// Whether a write failed because the place is not the session's any more.
+fn is_lost(error: &StoreError) -> bool {
+    match error {
+        StoreError::Refused(Refusal::Superseded) => true,
+        StoreError::Transfer { source, .. } => {
+            *source == PieceError::Refused(layercake_transport::Refusal::StaleGeneration)
+        }
+        _ => false,
     }
 }
 

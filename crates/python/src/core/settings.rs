@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use layercake_protocol::auth::SharedToken;
+use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::key::Tenant;
 use layercake_store::StoreError;
 use layercake_store::link::{LinkConfig, Timeouts};
@@ -125,13 +126,33 @@ impl EngineSettings {
     }
 }
 
+/// What `preferred_segments` and people call a member.
+#[derive(Clone, Debug)]
+pub(crate) enum MemberName {
+    Given(String),
+    /// This host, and the port of the member's engine.
+    AtPort(String),
+}
+
+impl MemberName {
+    /// The name of a member whose engine listens at `address`, `host:port`.
+    fn of(&self, address: &str) -> String {
+        match self {
+            Self::Given(name) => name.clone(),
+            Self::AtPort(host) => {
+                let port = address.rsplit(':').next().unwrap_or_default();
+                format!("{host}:{port}")
+            }
+        }
+    }
+}
+
 /// How a member of a cluster is started.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreSettings {
     /// `host:port` of the master.
     pub(crate) master: String,
-    /// The member's name, which `preferred_segments` refers to.
-    pub(crate) name: String,
+    pub(crate) name: MemberName,
     pub(crate) tenant: Tenant,
     /// Bytes to lend; 0: none.
     pub(crate) capacity: u64,
@@ -148,7 +169,7 @@ impl StoreSettings {
     pub(crate) fn client(master: String, engine: EngineSettings) -> Self {
         Self {
             master,
-            name: default_name(),
+            name: MemberName::Given(default_name()),
             tenant: Tenant::default(),
             capacity: 0,
             huge_pages: false,
@@ -171,13 +192,15 @@ impl StoreSettings {
             .unwrap_or_else(|| DEFAULT_MASTER.to_owned())
     }
 
-    pub(super) fn link(&self) -> LinkConfig {
+    /// The link of a member with this engine.
+    pub(super) fn link(&self, endpoint: &Endpoint) -> LinkConfig {
         LinkConfig {
+            endpoint: Some(endpoint.clone()),
             tenant: self.tenant.clone(),
             token: self.engine.trust.token.clone(),
             insecure: self.engine.trust.insecure,
             timeouts: self.timeouts,
-            ..LinkConfig::new(self.master.clone(), self.name.clone())
+            ..LinkConfig::new(self.master.clone(), self.name.of(&endpoint.tcp))
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A member of a cluster: starting and ending it.
 
+use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,10 +9,11 @@ use std::time::{Duration, Instant};
 use layercake_store::link::{LinkState, MasterLink};
 use layercake_store::node::{Node, NodeConfig};
 use layercake_store::{ClientConfig, StoreClient, StoreError};
+use layercake_transport::Access;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use super::engine::EngineCore;
+use super::engine::{EngineCore, RegisterRefused};
 use super::gets::GetTable;
 use super::puts::PutTable;
 use super::settings::StoreSettings;
@@ -19,15 +22,36 @@ use crate::runtime::Close;
 /// How long a start that failed may take to undo itself.
 const UNDO_WITHIN: Duration = Duration::from_secs(2);
 
+/// Something that goes on for as long as this is there.
+pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
+
+/// An engine that is not only this member's, and what keeps it from being closed.
+pub(crate) struct SharedEngine {
+    pub(crate) engine: Arc<EngineCore>,
+    pub(crate) keeper: Option<Keeper>,
+}
+
+impl From<Arc<EngineCore>> for SharedEngine {
+    fn from(engine: Arc<EngineCore>) -> Self {
+        Self {
+            engine,
+            keeper: None,
+        }
+    }
+}
+
 /// A member of a cluster. See the [module above](super).
 pub(crate) struct StoreCore {
     handle: Handle,
     engine: Arc<EngineCore>,
     /// Whether the engine ends with this member.
     owns_engine: bool,
+    _keeper: Option<Keeper>,
     link: MasterLink,
     client: StoreClient,
     node: Mutex<Option<Node>>,
+    /// Where the buffers begin that were registered here.
+    registered: Mutex<BTreeSet<u64>>,
     /// Whether it was closed; held while it is being closed.
     closed: tokio::sync::Mutex<bool>,
     pub(super) puts: PutTable,
@@ -48,16 +72,15 @@ impl StoreCore {
     /// Joins a cluster, within a runtime. Returns when all memory that is to be lent is in use.
     pub(crate) async fn open(
         settings: StoreSettings,
-        shared: Option<Arc<EngineCore>>,
+        shared: Option<SharedEngine>,
     ) -> Result<Arc<Self>, StoreError> {
         let handle = Handle::current();
         let owns_engine = shared.is_none();
-        let engine = match shared {
-            Some(engine) => engine,
-            None => EngineCore::start(&settings.engine)?,
+        let SharedEngine { engine, keeper } = match shared {
+            Some(shared) => shared,
+            None => EngineCore::start(&settings.engine)?.into(),
         };
-        let mut config = settings.link();
-        config.endpoint = Some(engine.engine().endpoint().clone());
+        let config = settings.link(engine.engine().endpoint());
         let link = match MasterLink::connect(config).await {
             Ok(link) => link,
             Err(error) => {
@@ -77,9 +100,11 @@ impl StoreCore {
             handle,
             engine,
             owns_engine,
+            _keeper: keeper,
             link,
             client,
             node: Mutex::new(None),
+            registered: Mutex::default(),
             closed: tokio::sync::Mutex::new(false),
             puts: PutTable::default(),
             gets: GetTable::default(),
@@ -116,6 +141,20 @@ impl StoreCore {
 
     pub(crate) fn engine(&self) -> &Arc<EngineCore> {
         &self.engine
+    }
+
+    /// Registers memory by address, until it is unregistered or this member is closed.
+    pub(crate) fn register(&self, addr: u64, len: u64) -> Result<(), RegisterRefused> {
+        self.engine.register(addr, len, Access::LocalOnly)?;
+        self.registered.lock().insert(addr);
+        Ok(())
+    }
+
+    /// Unregisters memory by its first address, whoever registered it.
+    pub(crate) fn unregister(&self, addr: u64) -> Result<(), RegisterRefused> {
+        self.engine.unregister(addr)?;
+        self.registered.lock().remove(&addr);
+        Ok(())
     }
 
     /// The name that `preferred_segments` refers to.
@@ -176,11 +215,21 @@ impl StoreCore {
         if let Err(error) = self.link.close(left()).await {
             tracing::debug!(%error, "closing the link");
         }
-        if self.owns_engine {
-            let (engine, left) = (Arc::clone(&self.engine), left());
-            let stopped = tokio::task::spawn_blocking(move || engine.shutdown(left)).await;
-            tracing::debug!(ok = stopped.is_ok(), "the engine was stopped");
-        }
+        let (engine, left, owned) = (Arc::clone(&self.engine), left(), self.owns_engine);
+        let registered = std::mem::take(&mut *self.registered.lock());
+        let stop = move || {
+            if owned {
+                engine.shutdown(left);
+            } else {
+                for addr in registered {
+                    // Somebody else may have unregistered it.
+                    let done = engine.unregister(addr);
+                    tracing::debug!(addr, ?done, "a buffer was unregistered");
+                }
+            }
+        };
+        let stopped = tokio::task::spawn_blocking(stop).await;
+        tracing::debug!(ok = stopped.is_ok(), "the engine was let go of");
     }
 }
 

@@ -107,27 +107,28 @@ impl StoreCore {
         }
     }
 
-    /// Reads whole objects, each into pieces of local memory with exactly its size in all, or, if
-    /// `roomy`, at least. Gives the sizes.
-    pub(crate) fn get_into(
+    /// Reads whole objects, each into the pieces of local memory that `row` names, with exactly its size in all or,
+    /// if `roomy`, at least. Gives the sizes.
+    pub(crate) fn get_into_rows<'a>(
         &self,
         keys: &Keys,
-        pieces: Vec<Result<Vec<LocalSlice>, i64>>,
+        row: impl Fn(usize) -> (&'a [u64], &'a [u64]),
         roomy: bool,
     ) -> Vec<i64> {
         let open = self.open_gets(keys);
-        let items = pieces.into_iter().enumerate().map(|(index, pieces)| {
+        let items = (0..open.len()).map(|index| {
             let size = open.size(index)?;
-            let pieces = pieces?;
-            let room = pieces
+            let (addrs, lens) = row(index);
+            let room = lens
                 .iter()
-                .fold(0, |room: u64, piece| room.saturating_add(piece.len()));
-            if room < size || pieces.is_empty() {
+                .fold(0, |room: u64, len| room.saturating_add(*len));
+            if room < size || addrs.len() != lens.len() {
                 return Err(INVALID);
             }
             if room > size && !roomy {
                 return Err(Call::Session.transfer_failed().as_result());
             }
+            let pieces = self.pieces(addrs, lens, Use::Write, Call::WholeRead)?;
             Ok(consecutive(pieces, size))
         });
         let items = items.collect();
@@ -155,6 +156,36 @@ impl OpenGets<'_> {
         }
     }
 
+    /// Reads ranges, each of the entry that stands before it, and gives the bytes of each.
+    pub(crate) fn read_each(self, ranges: Vec<(usize, Range)>) -> Vec<i64> {
+        let mut answers = vec![INVALID; ranges.len()];
+        let mut indices = Vec::with_capacity(ranges.len());
+        let mut reads = Vec::with_capacity(ranges.len());
+        for (index, (entry, range)) in ranges.into_iter().enumerate() {
+            match self.sessions.get(entry) {
+                Some(Ok(session)) => {
+                    indices.push(index);
+                    let ranges = vec![range];
+                    reads.push(RangeRead { session, ranges });
+                }
+                Some(Err(code)) => answers[index] = *code,
+                None => {}
+            }
+        }
+        self.finish(&mut answers, indices, reads);
+        answers
+    }
+
+    fn finish(&self, answers: &mut [i64], indices: Vec<usize>, reads: Vec<RangeRead<'_>>) {
+        let done = self.core.block(self.core.client().read_ranges(reads));
+        for (index, done) in indices.into_iter().zip(done) {
+            answers[index] = match done {
+                Ok(done) => code::count(done.bytes),
+                Err(error) => code::of(&error, Call::WholeRead),
+            };
+        }
+    }
+
     /// Reads, entry by entry, and gives the bytes. Entries without an object have their own code.
     pub(crate) fn read(self, items: Vec<ReadItem>) -> Vec<i64> {
         let mut answers = vec![INVALID; self.sessions.len()];
@@ -170,15 +201,14 @@ impl OpenGets<'_> {
                 (_, Err(code)) => answers[index] = code,
             }
         }
-        let done = self.core.block(self.core.client().read_ranges(reads));
-        for (index, done) in indices.into_iter().zip(done) {
-            answers[index] = match done {
-                Ok(done) => code::count(done.bytes),
-                Err(error) => code::of(&error, Call::WholeRead),
-            };
-        }
+        self.finish(&mut answers, indices, reads);
         answers
     }
+}
+
+/// A whole object, into memory of its size.
+pub(crate) fn whole(local: LocalSlice) -> Vec<Range> {
+    vec![Range { offset: 0, local }]
 }
 
 /// The ranges of an object's first `size` bytes, piece after piece.

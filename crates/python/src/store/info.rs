@@ -114,6 +114,7 @@ pub(super) fn status<'py>(py: Python<'py>, core: &Arc<StoreCore>) -> PyResult<Bo
     Ok(dict!(py,
         "term": status.term.0,
         "uptime_seconds": status.uptime.as_secs_f64(),
+        "client_ttl_ms": status.client_ttl.as_millis(),
         "objects": status.objects,
         "reserved_objects": status.reserved_objects,
         "capacity_bytes": status.capacity_bytes,

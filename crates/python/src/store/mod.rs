@@ -19,7 +19,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::args::{Int, Key, Seconds, Size};
-use crate::core::{EngineCore, EngineSettings, Health, StoreCore, StoreSettings, Trust};
+use crate::core::{
+    EngineCore, EngineSettings, Health, MemberName, StoreCore, StoreSettings, Trust,
+};
 use crate::errors::{self, Kind};
 use crate::runtime::{self, Owned};
 use crate::serve::Embedded;
@@ -77,7 +79,7 @@ impl PyStore {
         shared: Option<Arc<EngineCore>>,
         host: Option<Arc<Embedded>>,
     ) -> PyResult<Self> {
-        let core = runtime::run(py, StoreCore::open(settings, shared))?;
+        let core = runtime::run(py, StoreCore::open(settings, shared.map(Into::into)))?;
         let core = core.map_err(|error| errors::raise(&error))?;
         runtime::close_later(py, &core);
         Ok(Self {
@@ -150,7 +152,7 @@ impl PyStore {
             };
             let default = StoreSettings::client(StoreSettings::master_or_default(master), engine);
             Ok(StoreSettings {
-                name: name.unwrap_or(default.name),
+                name: name.map_or(default.name, MemberName::Given),
                 tenant: Tenant::new(tenant).map_err(|error| StoreError::InvalidConfig {
                     setting: "tenant",
                     detail: error.to_string(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{Presence, Recency};
+use layercake_protocol::replica::{GetStarted, Presence, Recency, Replica, Segment};
 
 use super::StoreClient;
 use crate::error::StoreError;
@@ -21,6 +21,15 @@ pub struct PrefixHit {
     pub epoch: Epoch,
     /// Keys that the master was asked for; at most `blocks` plus one window.
     pub keys_queried: u64,
+}
+
+/// Where an object lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its replicas that are in reach, as far as is known, and the segment of each.
+    pub replicas: Vec<(Replica, Arc<Segment>)>,
 }
 
 impl StoreClient {
@@ -125,6 +134,30 @@ impl StoreClient {
 
     /// Sizes of objects in bytes. Grants each a lease, which runs out by itself.
     pub async fn sizes(&self, keys: &[ObjectKey]) -> Vec<Result<u64, StoreError>> {
+        self.find(keys, |found, _| found.size).await
+    }
+
+    /// Where the replicas of objects lie, the nearest first. Grants each a lease, which runs out by itself.
+    pub async fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located, StoreError>> {
+        self.find(keys, |found, segments| {
+            let replicas = found.replicas.iter().filter_map(|replica| {
+                let segment = segments.iter().find(|at| at.id == replica.segment)?;
+                Some((*replica, Arc::clone(segment)))
+            });
+            Located {
+                size: found.size,
+                replicas: replicas.collect(),
+            }
+        })
+        .await
+    }
+
+    /// Asks for objects outside of sessions.
+    async fn find<T>(
+        &self,
+        keys: &[ObjectKey],
+        answer: impl Fn(&GetStarted, &[Arc<Segment>]) -> T,
+    ) -> Vec<Result<T, StoreError>> {
         if keys.is_empty() {
             return Vec::new();
         }
@@ -138,7 +171,7 @@ impl StoreClient {
             Ok(found) => found
                 .results
                 .into_iter()
-                .map(|found| Ok(found?.size))
+                .map(|result| Ok(answer(&result?, &found.segments)))
                 .collect(),
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
         }

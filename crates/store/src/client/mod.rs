@@ -43,7 +43,7 @@ pub(crate) use self::core::Core;
 use self::core::now;
 pub use self::get::GetRequest;
 pub use self::get_start::GetOptions;
-pub use self::lookup::PrefixHit;
+pub use self::lookup::{Located, PrefixHit};
 pub(crate) use self::places::Place;
 pub use self::put::{PutOutcome, PutRequest};
 pub use self::put_end::EndError;

@@ -12,7 +12,7 @@ use pyo3::types::PyString;
 use super::live::{Live, code};
 use super::notify::Notify;
 use crate::args::{Int, Ints};
-use crate::core::EngineCore;
+use crate::core::SharedEngine;
 use crate::runtime::Owned;
 
 /// Moves bytes between memory of this process and of others, by address.
@@ -34,10 +34,13 @@ pub(crate) struct PyInnerTransferEngine {
 }
 
 impl PyInnerTransferEngine {
-    /// The engine. It is closed once the Python objects are gone: who uses it keeps this one.
-    #[expect(dead_code, reason = "stores share it")]
-    pub(crate) fn core(&self) -> PyResult<Arc<EngineCore>> {
-        Ok(Arc::clone(self.live.get()?.engine()))
+    /// The engine, and what keeps it from being closed when the Python objects are gone.
+    pub(crate) fn shared(&self) -> PyResult<SharedEngine> {
+        let live = self.live.get()?;
+        Ok(SharedEngine {
+            engine: Arc::clone(live.engine()),
+            keeper: Some(Arc::clone(live) as _),
+        })
     }
 }
 

@@ -1,9 +1,300 @@
-//! Behind `mooncake_store`.
+//! Behind `mooncake_store`: `MooncakeDistributedStore` and what it gives out.
+//!
+//! The class is a thin layer on [`StoreCore`]: arguments are converted once, the interpreter lock is released, and
+//! the coded methods of the core do the rest. What does not need to be quick (enumerations, descriptors,
+//! tensors) is Python on top of it.
+//!
+//! A store that was not set up, or was closed, answers with -600 or the neutral value; in a child of the
+//! process that set it up, every call raises `ForkError`. The client is taken out of its lock for the length of
+//! a call, so that a `close` in another thread waits for nobody: calls under way end with errors. That lock is only
+//! taken with the interpreter lock held, and so never held while Python forks.
 
+mod batches;
+mod config;
+mod lookup;
+mod objects;
+mod ranges;
+mod sessions;
+mod settings;
+mod whole;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use self::config::PyConfig;
+use self::settings::Arguments;
+use crate::args::Int;
+use crate::core::code::{self, INVALID};
+use crate::core::{Health, StoreCore};
+use crate::memory::PyBufferHandle;
+use crate::runtime::{self, Owned};
+
+/// How long closing waits for what is in flight.
+const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 
 /// Adds what the module shows.
-#[expect(clippy::unnecessary_wraps, reason = "adding a class may fail")]
-pub(super) fn fill(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+pub(super) fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyMooncakeStore>()?;
+    module.add_class::<PyConfig>()?;
+    module.add_class::<PyBufferHandle>()
+}
+
+/// A client of the store.
+///
+/// Calls of any number of threads overlap, and release the interpreter lock while bytes move or the network is
+/// waited for. When a call returns, no byte of its memory moves any more.
+#[pyclass(
+    frozen,
+    subclass,
+    weakref,
+    name = "MooncakeDistributedStore",
+    module = "mooncake.store"
+)]
+#[derive(Default)]
+pub(crate) struct PyMooncakeStore {
+    client: Mutex<Option<Owned<Arc<StoreCore>>>>,
+}
+
+impl PyMooncakeStore {
+    /// The client, if there is one.
+    fn core(&self) -> PyResult<Option<Arc<StoreCore>>> {
+        let client = self.client.lock();
+        client
+            .as_ref()
+            .map(Owned::get)
+            .transpose()
+            .map(Option::<&Arc<StoreCore>>::cloned)
+    }
+
+    /// One answer, of a call that is made without the interpreter lock.
+    fn answer<T: Send>(
+        &self,
+        py: Python<'_>,
+        neutral: T,
+        call: impl FnOnce(&StoreCore) -> T + Send,
+    ) -> PyResult<T> {
+        match self.core()? {
+            Some(core) => Ok(py.detach(|| call(&core))),
+            None => Ok(neutral),
+        }
+    }
+
+    /// One code for each of `len` entries.
+    fn codes(
+        &self,
+        py: Python<'_>,
+        len: usize,
+        call: impl FnOnce(&StoreCore) -> Vec<i64> + Send,
+    ) -> PyResult<Vec<i64>> {
+        match self.core()? {
+            Some(core) => Ok(py.detach(|| call(&core))),
+            None => Ok(vec![INVALID; len]),
+        }
+    }
+
+    /// The code of the only entry.
+    fn code(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&StoreCore) -> Vec<i64> + Send,
+    ) -> PyResult<i64> {
+        Ok(self.codes(py, 1, call)?.pop().unwrap_or(INVALID))
+    }
+
+    /// Takes the client out.
+    fn take(&self) -> PyResult<Option<Arc<StoreCore>>> {
+        let mut client = self.client.lock();
+        let core = client.as_ref().map(Owned::get).transpose()?.cloned();
+        *client = None;
+        Ok(core)
+    }
+
+    fn open(
+        &self,
+        py: Python<'_>,
+        arguments: &Arguments,
+        engine: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<i64> {
+        let shared = settings::engine(engine)?;
+        let settings = shared.as_ref().map(|shared| shared.engine.settings());
+        let settings = match py.detach(|| arguments.settings(settings)) {
+            Ok(settings) => settings,
+            Err(error) => return Ok(refused(&error)),
+        };
+        self.close(py)?;
+        let core = match runtime::run(py, settings::open(settings, shared))? {
+            Ok(core) => core,
+            Err(error) => {
+                tracing::error!(%error, "the store was not set up");
+                return Ok(code::of(&error, code::Call::Session));
+            }
+        };
+        runtime::close_later(py, &core);
+        let before = self.client.lock().replace(Owned::new(core));
+        if let Some(before) = before {
+            // Another thread was quicker: the last one stays.
+            let before = Arc::clone(before.get()?);
+            py.detach(|| before.block(before.close(Instant::now() + CLOSE_WITHIN)));
+        }
+        Ok(0)
+    }
+}
+
+fn refused(error: &settings::Refused) -> i64 {
+    tracing::error!(%error, "the store was not set up");
+    error.code()
+}
+
+impl Drop for PyMooncakeStore {
+    fn drop(&mut self) {
+        // In a forked child there is nothing to end.
+        if let Ok(Some(core)) = self.take() {
+            let handle = core.handle().clone();
+            handle.spawn(async move { core.close(Instant::now() + CLOSE_WITHIN).await });
+        }
+    }
+}
+
+#[pymethods]
+impl PyMooncakeStore {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Joins a cluster: ``setup(local_hostname, metadata_server, global_segment_size, local_buffer_size, protocol,
+    /// rdma_devices, master_server_addr, engine=None, enable_ssd_offload=False, ssd_offload_path='',
+    /// tenant_id='default', enable_client_http_server=False, client_http_port=9300)``, or ``setup(config)`` with a dict of
+    /// the same names, of which the first two must be there.
+    ///
+    /// Args:
+    ///     local_hostname: Host name or address that others reach this process by. A port that is given becomes part of
+    ///         the segment's name.
+    ///     metadata_server: ``"P2PHANDSHAKE"`` or an HTTP address; neither is needed.
+    ///     global_segment_size: Bytes to lend; 0: none. As an int, or a text with a unit.
+    ///     local_buffer_size: Not needed: values are not staged.
+    ///     protocol: ``"tcp"``, which uses shared memory between processes of one host.
+    ///     rdma_devices: Not used.
+    ///     master_server_addr: ``host:port`` of the master.
+    ///     engine: What ``TransferEngine.get_engine()`` gives: buffers that are registered with it are known here, too.
+    ///     enable_ssd_offload: There is no offloading yet: objects stay in memory.
+    ///     ssd_offload_path: Not used.
+    ///     tenant_id: Namespace of the keys, if the master separates tenants.
+    ///     enable_client_http_server: There is none.
+    ///     client_http_port: Not used.
+    ///
+    /// Returns:
+    ///     0, or a negative code, with the reason on standard error.
+    #[expect(clippy::too_many_arguments, reason = "they are positional in Mooncake")]
+    #[pyo3(signature = (local_hostname = None, metadata_server = None, global_segment_size = None, local_buffer_size = None, protocol = None, rdma_devices = None, master_server_addr = None, engine = None, enable_ssd_offload = false, ssd_offload_path = "", tenant_id = "default", enable_client_http_server = false, client_http_port = Int(9300), *, config = None))]
+    fn setup(
+        &self,
+        py: Python<'_>,
+        local_hostname: Option<&Bound<'_, PyAny>>,
+        metadata_server: Option<String>,
+        global_segment_size: Option<settings::Bytes>,
+        local_buffer_size: Option<settings::Bytes>,
+        protocol: Option<String>,
+        rdma_devices: Option<String>,
+        master_server_addr: Option<String>,
+        engine: Option<Bound<'_, PyAny>>,
+        enable_ssd_offload: bool,
+        ssd_offload_path: &str,
+        tenant_id: &str,
+        enable_client_http_server: bool,
+        client_http_port: Int,
+        config: Option<Bound<'_, PyDict>>,
+    ) -> PyResult<i64> {
+        let first_is_dict = local_hostname.and_then(|first| first.cast::<PyDict>().ok());
+        if let Some(dict) = config.as_ref().or(first_is_dict) {
+            return match Arguments::of_dict(dict)? {
+                Ok(arguments) => self.open(py, &arguments, None),
+                Err(error) => Ok(refused(&error)),
+            };
+        }
+        let _ = (
+            local_buffer_size,
+            rdma_devices,
+            ssd_offload_path,
+            client_http_port,
+        );
+        let arguments = Arguments {
+            local_hostname: settings::needed(
+                "local_hostname",
+                local_hostname.map(PyAnyMethods::extract).transpose()?,
+            )?,
+            metadata_server: settings::needed("metadata_server", metadata_server)?,
+            capacity: settings::needed("global_segment_size", global_segment_size)?.0,
+            protocol: settings::needed("protocol", protocol)?,
+            master: settings::needed("master_server_addr", master_server_addr)?,
+            offload: enable_ssd_offload,
+            tenant: tenant_id.to_owned(),
+            http: enable_client_http_server,
+        };
+        self.open(
+            py,
+            &arguments,
+            engine.as_ref().filter(|engine| !engine.is_none()),
+        )
+    }
+
+    /// Leaves the cluster: what was lent is withdrawn with the objects in it, and open sessions are given up.
+    /// Repeating it is harmless, and the store can be set up again.
+    fn close(&self, py: Python<'_>) -> PyResult<i64> {
+        if let Some(core) = self.take()? {
+            py.detach(|| core.block(core.close(Instant::now() + CLOSE_WITHIN)));
+        }
+        Ok(0)
+    }
+
+    /// 0: healthy; 1: not set up, or closed; 2: the master can't be reached.
+    fn health_check(&self) -> PyResult<i64> {
+        Ok(match self.core()?.map(|core| core.health()) {
+            Some(Health::Serving) => 0,
+            None | Some(Health::Closed) => 1,
+            Some(Health::MasterLost) => 2,
+        })
+    }
+
+    /// ``host:port``: the name of this client's segment, which ``preferred_segment`` refers to.
+    fn get_hostname(&self) -> PyResult<String> {
+        let core = self.core()?;
+        Ok(core.map_or_else(String::new, |core| core.name().to_owned()))
+    }
+
+    /// Registers memory by address, so that transfers need not check it. It must stay mapped until it is unregistered.
+    fn register_buffer(&self, py: Python<'_>, buffer_ptr: Int, size: Int) -> PyResult<i64> {
+        self.answer(py, INVALID, |core| {
+            match core.register(buffer_ptr.0, size.0) {
+                Ok(()) => 0,
+                Err(error) => {
+                    tracing::warn!(%error, "memory was not registered");
+                    INVALID
+                }
+            }
+        })
+    }
+
+    /// Unregisters the memory that begins at ``buffer_ptr``, and waits until no transfer touches it.
+    fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: Int) -> PyResult<i64> {
+        self.answer(py, INVALID, |core| match core.unregister(buffer_ptr.0) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::warn!(%error, "memory was not unregistered");
+                INVALID
+            }
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        match self.core() {
+            Ok(Some(core)) => format!("MooncakeDistributedStore({:?})", core.name()),
+            Ok(None) => "MooncakeDistributedStore(not set up)".to_owned(),
+            Err(_) => "MooncakeDistributedStore(of a parent process)".to_owned(),
+        }
+    }
 }

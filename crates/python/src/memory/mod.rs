@@ -1,4 +1,5 @@
-//! Memory of the caller: by address, or lent by a Python object. The crate's only unsafe code.
+//! Memory of the caller: by address, or lent by a Python object; and memory that Python is given. The
+//! crate's only unsafe code.
 //!
 //! A Python program hands out addresses of memory that Rust knows nothing about. Two things have to
 //! hold for it, and each has one keeper:
@@ -19,9 +20,14 @@
     reason = "addresses that Python hands over are turned into memory here"
 )]
 
+mod handle;
+
+pub(crate) use self::handle::PyBufferHandle;
+
 use layercake_protocol::ids::MemoryKind;
 use layercake_transport::{Access, Engine, LocalSlice, Memory};
 use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rustix::io::Errno;
@@ -198,13 +204,24 @@ pub(crate) fn fill_bytes(
     len: u64,
     fill: impl FnOnce(LocalSlice) -> PyResult<u64>,
 ) -> PyResult<Bound<'_, PyBytes>> {
-    let size = usize::try_from(len).map_err(|_| PyMemoryError::new_err(()))?;
-    PyBytes::new_with(py, size, |memory| {
-        // SAFETY: the object is nobody else's until this function returns it, `fill` waits for the
-        // transfers, and the reference to its memory is not used again.
-        let local = unsafe { LocalSlice::from_raw(memory.as_mut_ptr() as usize, len) };
-        fill(local).map(drop)
-    })
+    let (bytes, local) = blank_bytes(py, len)?;
+    fill(local)?;
+    Ok(bytes)
+}
+
+/// A `bytes` object of `len` bytes without a value yet, and its memory. The caller shows the object to nobody
+/// before all of it is filled and no transfer to it is under way, and else drops it then.
+pub(crate) fn blank_bytes(py: Python<'_>, len: u64) -> PyResult<(Bound<'_, PyBytes>, LocalSlice)> {
+    let size = ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err(()))?;
+    // SAFETY: without bytes to copy this makes an object of that size, or sets an exception.
+    let made = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
+    // SAFETY: what was made is a new reference, or null with an exception set.
+    let made = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
+    // SAFETY: it is a `bytes` object; its memory stays where it is for as long as it lives.
+    let start = unsafe { ffi::PyBytes_AsString(made.as_ptr()) };
+    // SAFETY: the object is nobody else's before its maker shows it, which is after the transfers.
+    let local = unsafe { LocalSlice::from_raw(start as usize, len) };
+    Ok((made.cast_into()?, local))
 }
 
 fn slice_of(bytes: &Bytes, of: Use) -> Result<LocalSlice, Unusable> {

@@ -1,0 +1,189 @@
+//! Whole objects from and to memory by address, in batches.
+
+use layercake_store::PutRequest;
+use pyo3::prelude::*;
+
+use super::PyMooncakeStore;
+use super::config::{Plan, PyConfig};
+use crate::args::{Ints, Keys, Ragged};
+use crate::core::StoreCore;
+use crate::core::code::{Call, INVALID};
+use crate::core::whole::PutItem;
+use crate::memory::Use;
+
+/// The pieces of each key.
+#[derive(Clone, Copy)]
+pub(super) enum Rows<'a> {
+    /// Of the only key: any number.
+    One(&'a [u64], &'a [u64]),
+    /// One for each key.
+    Flat(&'a [u64], &'a [u64]),
+    /// Any number for each key.
+    Ragged(&'a Ragged, &'a Ragged),
+}
+
+impl<'a> Rows<'a> {
+    fn row(self, index: usize) -> (&'a [u64], &'a [u64]) {
+        match self {
+            Self::One(addrs, lens) => (addrs, lens),
+            Self::Flat(addrs, lens) => {
+                let one = |all: &'a [u64]| all.get(index..=index).unwrap_or(&[]);
+                (one(addrs), one(lens))
+            }
+            Self::Ragged(addrs, lens) => (addrs.row(index), lens.row(index)),
+        }
+    }
+
+    /// Whether there is one row for each of so many keys, of addresses and of lengths.
+    fn fit(self, keys: usize) -> bool {
+        match self {
+            Self::One(..) => keys == 1,
+            Self::Flat(addrs, lens) => addrs.len() == keys && lens.len() == keys,
+            Self::Ragged(addrs, lens) => addrs.len() == keys && lens.len() == keys,
+        }
+    }
+
+    /// Whether each row has as many addresses as lengths.
+    fn align(self, keys: usize) -> bool {
+        (0..keys).all(|index| {
+            let (addrs, lens) = self.row(index);
+            addrs.len() == lens.len()
+        })
+    }
+}
+
+/// Stores objects: one code for each key. Lists whose lengths differ anywhere refuse all of them.
+pub(super) fn put_rows(
+    store: &PyMooncakeStore,
+    py: Python<'_>,
+    keys: &Keys,
+    rows: Rows<'_>,
+    config: Option<&Bound<'_, PyConfig>>,
+    replace: bool,
+) -> PyResult<Vec<i64>> {
+    let plan = match Plan::new(config, keys.len()) {
+        Ok(plan) if rows.fit(keys.len()) && rows.align(keys.len()) => plan,
+        _ => return Ok(vec![INVALID; keys.len()]),
+    };
+    store.codes(py, keys.len(), |core| {
+        let items = keys.iter().enumerate();
+        let items =
+            items.map(|(index, key)| item(core, key.ok(), rows.row(index), plan.group(index)));
+        core.put(items.collect(), &plan.config, replace)
+    })
+}
+
+fn item(
+    core: &StoreCore,
+    key: Option<&layercake_protocol::key::ObjectKey>,
+    (addrs, lens): (&[u64], &[u64]),
+    group: Option<String>,
+) -> PutItem {
+    let key = key.ok_or(INVALID)?;
+    let pieces = core.pieces(addrs, lens, Use::Read, Call::WholeWrite)?;
+    Ok(PutRequest {
+        group,
+        ..PutRequest::new(key.clone(), pieces)
+    })
+}
+
+#[pymethods]
+impl PyMooncakeStore {
+    /// As ``put_from`` for many: one code for each key.
+    #[pyo3(signature = (keys, buffer_ptrs, sizes, config = None))]
+    fn batch_put_from(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        buffer_ptrs: Ints,
+        sizes: Ints,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<Vec<i64>> {
+        put_rows(
+            self,
+            py,
+            &keys,
+            Rows::Flat(&buffer_ptrs.0, &sizes.0),
+            config,
+            false,
+        )
+    }
+
+    /// As ``upsert_from`` for many: one code for each key.
+    #[pyo3(signature = (keys, buffer_ptrs, sizes, config = None))]
+    fn batch_upsert_from(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        buffer_ptrs: Ints,
+        sizes: Ints,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<Vec<i64>> {
+        put_rows(
+            self,
+            py,
+            &keys,
+            Rows::Flat(&buffer_ptrs.0, &sizes.0),
+            config,
+            true,
+        )
+    }
+
+    /// Stores objects, each of the bytes of several buffers in order: one code for each key.
+    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config = None))]
+    fn batch_put_from_multi_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        all_buffer_ptrs: Ragged,
+        all_sizes: Ragged,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<Vec<i64>> {
+        put_rows(
+            self,
+            py,
+            &keys,
+            Rows::Ragged(&all_buffer_ptrs, &all_sizes),
+            config,
+            false,
+        )
+    }
+
+    /// As ``get_into`` for many: the size or a code for each key.
+    fn batch_get_into(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        buffer_ptrs: Ints,
+        sizes: Ints,
+    ) -> PyResult<Vec<i64>> {
+        let rows = Rows::Flat(&buffer_ptrs.0, &sizes.0);
+        if !rows.fit(keys.len()) {
+            return Ok(vec![INVALID; keys.len()]);
+        }
+        self.codes(py, keys.len(), |core| {
+            core.get_into_rows(&keys, |index| rows.row(index), true)
+        })
+    }
+
+    /// Reads whole objects, each into several buffers with room for exactly its bytes: the size or a code for each key.
+    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node = false))]
+    fn batch_get_into_multi_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        all_buffer_ptrs: Ragged,
+        all_sizes: Ragged,
+        prefer_alloc_in_same_node: bool,
+    ) -> PyResult<Vec<i64>> {
+        // Nothing is allocated to read: bytes go where they belong.
+        let _ = prefer_alloc_in_same_node;
+        let rows = Rows::Ragged(&all_buffer_ptrs, &all_sizes);
+        if !rows.fit(keys.len()) {
+            return Ok(vec![INVALID; keys.len()]);
+        }
+        self.codes(py, keys.len(), |core| {
+            core.get_into_rows(&keys, |index| rows.row(index), false)
+        })
+    }
+}

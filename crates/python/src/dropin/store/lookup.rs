@@ -1,0 +1,74 @@
+//! Questions about keys, and their removal.
+
+use pyo3::prelude::*;
+
+use super::PyMooncakeStore;
+use crate::args::{Keys, OneKey};
+use crate::core::code::INVALID;
+
+/// Size, offset in the segment, and address of the owner.
+type Description = (u64, u64, String);
+
+#[pymethods]
+impl PyMooncakeStore {
+    /// 1: there; 0: not, or not finished; negative: not known.
+    fn is_exist(&self, py: Python<'_>, key: OneKey) -> PyResult<i64> {
+        self.code(py, |core| core.exists(&key.0))
+    }
+
+    /// As ``is_exist`` for many.
+    fn batch_is_exist(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+        self.codes(py, keys.len(), |core| core.exists(&keys))
+    }
+
+    /// As ``batch_is_exist``, for objects that can be read now: with a replica on a live segment.
+    fn batch_is_readable(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+        self.codes(py, keys.len(), |core| core.readable(&keys))
+    }
+
+    /// The size of an object in bytes.
+    fn get_size(&self, py: Python<'_>, key: OneKey) -> PyResult<i64> {
+        self.code(py, |core| core.sizes(&key.0))
+    }
+
+    /// For each key the replicas of its object, or ``None``.
+    fn _describe(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<Option<Vec<Description>>>> {
+        let found = self.answer(py, vec![None; keys.len()], |core| core.describe(&keys))?;
+        let replicas = found.into_iter().map(|replicas| {
+            let replicas = replicas?.into_iter();
+            Some(
+                replicas
+                    .map(|at| (at.size, at.offset, at.address))
+                    .collect(),
+            )
+        });
+        Ok(replicas.collect())
+    }
+
+    /// Removes an object; a leased one only with ``force``.
+    #[pyo3(signature = (key, force = false))]
+    fn remove(&self, py: Python<'_>, key: OneKey, force: bool) -> PyResult<i64> {
+        self.code(py, |core| core.remove(&key.0, force))
+    }
+
+    /// As ``remove`` for many, in order.
+    #[pyo3(signature = (keys, force = false))]
+    fn batch_remove(&self, py: Python<'_>, keys: Keys, force: bool) -> PyResult<Vec<i64>> {
+        self.codes(py, keys.len(), |core| core.remove(&keys, force))
+    }
+
+    /// Removes the objects whose keys the regular expression matches anywhere; leased ones only with ``force``.
+    /// Gives their number.
+    #[pyo3(signature = (regex_pattern, force = false))]
+    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: &str, force: bool) -> PyResult<i64> {
+        self.answer(py, INVALID, |core| {
+            core.remove_matching(regex_pattern, force)
+        })
+    }
+
+    /// Removes all objects; leased ones only with ``force``. Gives their number.
+    #[pyo3(signature = (force = false))]
+    fn remove_all(&self, py: Python<'_>, force: bool) -> PyResult<i64> {
+        self.answer(py, INVALID, |core| core.remove_all(force))
+    }
+}

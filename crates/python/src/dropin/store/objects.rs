@@ -1,0 +1,275 @@
+//! The copying calls: values of Python objects in, `bytes` and buffers out.
+
+use layercake_store::PutRequest;
+use layercake_transport::{LocalSlice, Memory};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use super::PyMooncakeStore;
+use super::config::{Plan, PyConfig};
+use super::whole::first_bad;
+use crate::args::{Keys, OneKey, Value};
+use crate::core::StoreCore;
+use crate::core::code::INVALID;
+use crate::core::whole::{OpenGets, PutItem, whole};
+use crate::memory::{self, PyBufferHandle};
+
+impl PyMooncakeStore {
+    /// Stores values, each in parts, which must outlive the call.
+    fn put_values(
+        &self,
+        py: Python<'_>,
+        keys: &Keys,
+        values: &[Vec<Value>],
+        config: Option<&Bound<'_, PyConfig>>,
+        replace: bool,
+    ) -> PyResult<Vec<i64>> {
+        let plan = match Plan::new(config, keys.len()) {
+            Ok(plan) => plan,
+            Err(code) => return Ok(vec![code; keys.len()]),
+        };
+        let items: Vec<PutItem> = keys
+            .iter()
+            .zip(values)
+            .enumerate()
+            .map(|(index, (key, parts))| {
+                let key = key.map_err(|_| INVALID)?;
+                let parts = parts.iter().filter(|part| part.len() > 0);
+                let pieces: Result<Vec<LocalSlice>, _> =
+                    parts.map(|part| memory::lent(part)).collect();
+                let pieces = pieces.map_err(|_| INVALID)?;
+                Ok(PutRequest {
+                    group: plan.group(index),
+                    ..PutRequest::new(key.clone(), pieces)
+                })
+            })
+            .collect();
+        self.codes(py, keys.len(), |core| {
+            core.put(items, &plan.config, replace)
+        })
+    }
+
+    fn put_batch_of(
+        &self,
+        py: Python<'_>,
+        keys: &Keys,
+        values: Vec<Value>,
+        config: Option<&Bound<'_, PyConfig>>,
+        replace: bool,
+    ) -> PyResult<i64> {
+        let bad_key = keys.iter().any(|key| key.is_err());
+        if values.len() != keys.len() || bad_key || values.iter().any(|value| value.len() == 0) {
+            return Ok(INVALID);
+        }
+        let values: Vec<Vec<Value>> = values.into_iter().map(|value| vec![value]).collect();
+        let codes = self.put_values(py, keys, &values, config, replace)?;
+        Ok(if keys.len() > 0 && self.core()?.is_none() {
+            INVALID
+        } else {
+            first_bad(&codes)
+        })
+    }
+
+    fn put_parts_of(
+        &self,
+        py: Python<'_>,
+        key: &Keys,
+        parts: &Bound<'_, PyTuple>,
+        config: Option<&Bound<'_, PyConfig>>,
+        replace: bool,
+    ) -> PyResult<i64> {
+        let parts: PyResult<Vec<Value>> = parts.iter().map(|part| part.extract()).collect();
+        Ok(first_bad(&self.put_values(
+            py,
+            key,
+            &[parts?],
+            config,
+            replace,
+        )?))
+    }
+
+    /// The bytes of whole objects; `None` where there is nothing to be had.
+    fn get_values<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Keys,
+    ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
+        let Some(core) = self.core()? else {
+            return Ok(vec![None; keys.len()]);
+        };
+        let open = py.detach(|| core.open_gets(keys));
+        let mut values = Vec::with_capacity(open.len());
+        let mut items = Vec::with_capacity(open.len());
+        for index in 0..open.len() {
+            match open.size(index) {
+                Ok(size) => {
+                    let (bytes, local) = memory::blank_bytes(py, size)?;
+                    values.push(Some(bytes));
+                    items.push(Ok(whole(local)));
+                }
+                Err(refusal) => {
+                    values.push(None);
+                    items.push(Err(refusal));
+                }
+            }
+        }
+        let codes = py.detach(|| open.read(items));
+        let values = values.into_iter().zip(codes);
+        Ok(values
+            .map(|(value, code)| value.filter(|_| code >= 0))
+            .collect())
+    }
+
+    /// Handles on the bytes of whole objects; `None` where there is nothing to be had.
+    fn get_handles(&self, py: Python<'_>, keys: &Keys) -> PyResult<Vec<Option<PyBufferHandle>>> {
+        let memories = self.answer(py, vec![None; keys.len()], |core| {
+            read_copies(core, core.open_gets(keys))
+        })?;
+        Ok(memories
+            .into_iter()
+            .map(|memory| memory.map(PyBufferHandle::new))
+            .collect())
+    }
+}
+
+fn read_copies(core: &StoreCore, open: OpenGets<'_>) -> Vec<Option<Memory>> {
+    let memories: Vec<Result<Memory, i64>> = (0..open.len())
+        .map(|index| {
+            let size = open.size(index)?;
+            core.engine().blank(size).map_err(|error| {
+                tracing::warn!(%error, size, "no memory for a copy of an object");
+                INVALID
+            })
+        })
+        .collect();
+    let items = memories.iter().map(|memory| {
+        let memory = memory.as_ref().map_err(|code| *code)?;
+        let local = memory.slice(0, memory.len()).map_err(|_| INVALID)?;
+        Ok(whole(local))
+    });
+    let codes = open.read(items.collect());
+    let memories = memories.into_iter().zip(codes);
+    memories
+        .map(|(memory, code)| memory.ok().filter(|_| code >= 0))
+        .collect()
+}
+
+fn or_empty<'py>(py: Python<'py>, value: Option<Bound<'py, PyBytes>>) -> Bound<'py, PyBytes> {
+    value.unwrap_or_else(|| PyBytes::new(py, b""))
+}
+
+#[pymethods]
+impl PyMooncakeStore {
+    /// Stores a value if its key is free; 0 also if it is not: what is there stays.
+    #[pyo3(signature = (key, value, config = None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: OneKey,
+        value: Value,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<i64> {
+        Ok(first_bad(&self.put_values(
+            py,
+            &key.0,
+            &[vec![value]],
+            config,
+            false,
+        )?))
+    }
+
+    /// Stores a value, and replaces the one that is there.
+    #[pyo3(signature = (key, value, config = None))]
+    fn upsert(
+        &self,
+        py: Python<'_>,
+        key: OneKey,
+        value: Value,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<i64> {
+        Ok(first_bad(&self.put_values(
+            py,
+            &key.0,
+            &[vec![value]],
+            config,
+            true,
+        )?))
+    }
+
+    /// As ``put`` for many: the first code that is not 0.
+    #[pyo3(signature = (keys, values, config = None))]
+    fn put_batch(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        values: Vec<Value>,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<i64> {
+        self.put_batch_of(py, &keys, values, config, false)
+    }
+
+    /// As ``upsert`` for many: the first code that is not 0.
+    #[pyo3(signature = (keys, values, config = None))]
+    fn upsert_batch(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        values: Vec<Value>,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<i64> {
+        self.put_batch_of(py, &keys, values, config, true)
+    }
+
+    /// As ``put``, of a value in parts.
+    #[pyo3(signature = (key, *parts, config = None))]
+    fn put_parts(
+        &self,
+        py: Python<'_>,
+        key: OneKey,
+        parts: &Bound<'_, PyTuple>,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<i64> {
+        self.put_parts_of(py, &key.0, parts, config, false)
+    }
+
+    /// As ``upsert``, of a value in parts.
+    #[pyo3(signature = (key, *parts, config = None))]
+    fn upsert_parts(
+        &self,
+        py: Python<'_>,
+        key: OneKey,
+        parts: &Bound<'_, PyTuple>,
+        config: Option<&Bound<'_, PyConfig>>,
+    ) -> PyResult<i64> {
+        self.put_parts_of(py, &key.0, parts, config, true)
+    }
+
+    /// The value; ``b""`` if there is none, or it can't be read.
+    fn get<'py>(&self, py: Python<'py>, key: OneKey) -> PyResult<Bound<'py, PyBytes>> {
+        let value = self.get_values(py, &key.0)?.pop().flatten();
+        Ok(or_empty(py, value))
+    }
+
+    /// As ``get`` for many.
+    fn get_batch<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
+        let values = self.get_values(py, &keys)?.into_iter();
+        PyList::new(
+            py,
+            values.map(|value| or_empty(py, value)).collect::<Vec<_>>(),
+        )
+    }
+
+    /// A handle on a copy of the value; ``None`` if there is none, or it can't be read.
+    fn get_buffer(&self, py: Python<'_>, key: OneKey) -> PyResult<Option<PyBufferHandle>> {
+        Ok(self.get_handles(py, &key.0)?.pop().flatten())
+    }
+
+    /// As ``get_buffer`` for many.
+    fn batch_get_buffer(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+    ) -> PyResult<Vec<Option<PyBufferHandle>>> {
+        self.get_handles(py, &keys)
+    }
+}

@@ -1,0 +1,160 @@
+//! `get_into_ranges`: pieces of many objects into pieces of many buffers, in one call.
+//!
+//! Arguments are nested: for each buffer a list of keys, and for each of these lists of offsets and sizes. Every
+//! range has its own answer. Where lists don't fit each other, the ranges of the list in question are refused.
+
+use layercake_store::Range;
+use pyo3::prelude::*;
+
+use super::PyMooncakeStore;
+use crate::args::{Ints, Keys, Ragged};
+use crate::core::StoreCore;
+use crate::core::code::INVALID;
+
+/// Answers of one buffer: for each key those of its ranges.
+type Answers = Vec<Vec<i64>>;
+
+/// What one buffer is to be filled with.
+struct Buffer {
+    start: u64,
+    keys: Keys,
+    dst: Ragged,
+    src: Ragged,
+    sizes: Ragged,
+}
+
+impl Buffer {
+    fn fits(&self) -> bool {
+        [&self.dst, &self.src, &self.sizes]
+            .iter()
+            .all(|rows| rows.len() == self.keys.len())
+    }
+
+    /// As many refusals as there seem to be ranges.
+    fn refused(&self) -> Answers {
+        let rows = [&self.dst, &self.src, &self.sizes];
+        let len = |index| {
+            let known = rows.iter().find(|rows| index < rows.len());
+            known.map_or(1, |rows| rows.row(index).len())
+        };
+        (0..self.keys.len())
+            .map(|index| vec![INVALID; len(index)])
+            .collect()
+    }
+
+    /// The ranges of one key, whose object has this size: `None` for one without bytes. None at all if the
+    /// lists don't fit.
+    fn ranges(
+        &self,
+        core: &StoreCore,
+        key: usize,
+        size: Result<u64, i64>,
+    ) -> Vec<Result<Option<Range>, i64>> {
+        let (dst, src, sizes) = (self.dst.row(key), self.src.row(key), self.sizes.row(key));
+        if dst.len() != src.len() || src.len() != sizes.len() {
+            return Vec::new();
+        }
+        let mut resolver = core.engine().resolver();
+        let ranges = dst.iter().zip(src).zip(sizes);
+        ranges
+            .map(|((&dst, &src), &len)| {
+                let size = size?;
+                if src.checked_add(len).is_none_or(|end| end > size) {
+                    return Err(INVALID);
+                }
+                if len == 0 {
+                    return Ok(None);
+                }
+                let start = self.start.checked_add(dst).ok_or(INVALID)?;
+                let local = resolver.registered(start, len).map_err(|_| INVALID)?;
+                Ok(Some(Range { offset: src, local }))
+            })
+            .collect()
+    }
+}
+
+/// A range that can be read, and where its answer belongs: buffer, key, position.
+struct Wanted {
+    answer: (usize, usize, usize),
+    /// Position of the key among those of all buffers.
+    entry: usize,
+    range: Range,
+}
+
+fn read(core: &StoreCore, buffers: &[Buffer]) -> Vec<Answers> {
+    let open = core.open_gets(&Keys::joined(buffers.iter().map(|buffer| &buffer.keys)));
+    let mut answers = Vec::with_capacity(buffers.len());
+    let mut wanted = Vec::new();
+    let mut first = 0;
+    for (at, buffer) in buffers.iter().enumerate() {
+        let mut refused = buffer.refused();
+        if buffer.fits() {
+            for (key, answers) in refused.iter_mut().enumerate() {
+                let entry = first + key;
+                let size = open.size(entry);
+                for (index, range) in buffer.ranges(core, key, size).into_iter().enumerate() {
+                    match range {
+                        Ok(Some(range)) => wanted.push(Wanted {
+                            answer: (at, key, index),
+                            entry,
+                            range,
+                        }),
+                        Ok(None) => answers[index] = 0,
+                        Err(refusal) => answers[index] = refusal,
+                    }
+                }
+            }
+        }
+        first += buffer.keys.len();
+        answers.push(refused);
+    }
+    let places: Vec<_> = wanted.iter().map(|wanted| wanted.answer).collect();
+    let ranges = wanted
+        .into_iter()
+        .map(|wanted| (wanted.entry, wanted.range));
+    for ((at, key, index), code) in places.into_iter().zip(open.read_each(ranges.collect())) {
+        answers[at][key][index] = code;
+    }
+    answers
+}
+
+#[pymethods]
+impl PyMooncakeStore {
+    /// Reads ranges of objects into registered buffers: bytes or a code for each range, in lists nested like the
+    /// offsets.
+    fn get_into_ranges(
+        &self,
+        py: Python<'_>,
+        buffer_ptrs: Ints,
+        all_keys: Vec<Keys>,
+        all_dst_offsets: Vec<Ragged>,
+        all_src_offsets: Vec<Ragged>,
+        all_sizes: Vec<Ragged>,
+    ) -> PyResult<Vec<Answers>> {
+        let mut dst = all_dst_offsets.into_iter();
+        let mut src = all_src_offsets.into_iter();
+        let mut sizes = all_sizes.into_iter();
+        let mut starts = buffer_ptrs.0.into_iter();
+        let fit = [dst.len(), src.len(), sizes.len(), starts.len()]
+            .iter()
+            .all(|len| *len == all_keys.len());
+        let buffers: Vec<Buffer> = all_keys
+            .into_iter()
+            .map(|keys| Buffer {
+                start: starts.next().unwrap_or(0),
+                keys,
+                dst: dst.next().unwrap_or_default(),
+                src: src.next().unwrap_or_default(),
+                sizes: sizes.next().unwrap_or_default(),
+            })
+            .collect();
+        let refused = || buffers.iter().map(Buffer::refused).collect();
+        if !fit {
+            return Ok(refused());
+        }
+        match self.core()? {
+            Some(core) => Ok(py.detach(|| read(&core, &buffers))),
+            None => Ok(refused()),
+        }
+    }
+}

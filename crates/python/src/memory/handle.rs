@@ -1,0 +1,70 @@
+//! Bytes of an object that a Python program keeps and writes to as it likes: an exporter of its own.
+
+use std::ffi::c_int;
+
+use layercake_transport::Memory;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// A copy of an object's bytes, as a writable buffer. It lives for as long as the handle or a view of it is
+/// there, whatever becomes of the object and of the store.
+#[pyclass(frozen, name = "BufferHandle", module = "mooncake.store", weakref)]
+pub(crate) struct PyBufferHandle {
+    /// Not empty, and never moved.
+    memory: Memory,
+}
+
+impl PyBufferHandle {
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self { memory }
+    }
+}
+
+#[pymethods]
+impl PyBufferHandle {
+    /// First address.
+    fn ptr(&self) -> usize {
+        self.memory.addr()
+    }
+
+    /// Bytes.
+    fn size(&self) -> u64 {
+        self.memory.len()
+    }
+
+    fn __len__(&self) -> usize {
+        usize::try_from(self.memory.len()).unwrap_or(usize::MAX)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("BufferHandle(size={})", self.memory.len())
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let memory = &slf.get().memory;
+        let len = ffi::Py_ssize_t::try_from(memory.len())
+            .map_err(|_| PyBufferError::new_err("the buffer is larger than an address space"))?;
+        let start = memory.addr() as *mut std::ffi::c_void;
+        // SAFETY: the interpreter passes a view to be filled. The bytes belong to the handle, which the view
+        // keeps alive; nothing of ours touches them any more, so that Python may write to them.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) };
+        if filled != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        // SAFETY: the view was just filled.
+        let view = unsafe { &mut *view };
+        if !view.format.is_null() {
+            // Signed bytes, as Mooncake's handles have.
+            view.format = c"b".as_ptr().cast_mut();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,315 @@
+"""``mooncake.store``: what programs rely on beside results, each in a process of its own."""
+
+import contextlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("mooncake.store", reason="layercake-mooncake is not installed")
+
+from conftest import check_child, child_env, run_child, wait_until  # noqa: E402
+
+# What children begin with: a master, as the tests of the store need it, and stores of it.
+PRELUDE = """
+import ctypes, mmap, sys, threading, time
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+MIB = 1 << 20
+
+def new(segment=16 * MIB, master=sys.argv[1], **more):
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, MIB, "tcp", "", master, **more) == 0
+    return store
+
+def alloc(size):
+    memory = mmap.mmap(-1, size)
+    view = (ctypes.c_char * size).from_buffer(memory)
+    alive.append((memory, view))
+    return ctypes.addressof(view)
+
+alive = []
+"""
+
+
+@contextlib.contextmanager
+def running_master(*flags: str):
+    """A master in a process of its own, and its address."""
+    port = free_port()
+    code = "import sys; from mooncake._master import main; sys.exit(main())"
+    arguments = [f"--rpc_port={port}", f"--metrics_port={free_port()}", *flags]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=child_env(), stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: answers(port))
+        yield f"127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def answers(port: int) -> bool:
+    import socket
+
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def master():
+    with running_master("--default_kv_lease_ttl=300") as (address, _):
+        yield address
+
+
+def check(code: str, master: str, **kwargs) -> str:
+    return check_child(PRELUDE + code, master, **kwargs)
+
+
+def test_importing_needs_neither_numpy_nor_torch_and_says_nothing():
+    code = """
+    import sys
+    sys.modules["numpy"] = sys.modules["torch"] = None
+    import mooncake.store
+    """
+    assert check_child(code) == ""
+
+
+def test_a_child_of_a_fork_is_told_so_and_its_parent_goes_on(master):
+    code = """
+import os
+store = new()
+assert store.put("fork", b"before") == 0
+child = os.fork()
+if child == 0:
+    import layercake
+    refused = 0
+    for call in (lambda: store.get("fork"), lambda: store.batch_is_exist(["fork"]), store.close, store.health_check,
+                 lambda: MooncakeDistributedStore().setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1])):
+        try:
+            call()
+        except layercake.ForkError:
+            refused += 1
+    del store
+    os._exit(refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert store.get("fork") == b"before"
+assert store.remove("fork", True) == 0
+"""
+    check(code, master)
+
+
+def test_a_store_that_was_made_before_a_fork_may_be_set_up_in_the_child(master):
+    code = """
+import os
+store = MooncakeDistributedStore()
+child = os.fork()
+if child == 0:
+    code = store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1])
+    os._exit(0 if code == 0 and store.close() == 0 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    check(code, master)
+
+
+ENDS = {
+    "with an open store": "",
+    "with sessions open": """
+assert store.batch_put_session_start(["open"], [MIB]) == [0]
+assert store.put("read", b"x") == 0 and store.batch_get_session_start(["read"]) == [0]
+""",
+    "in a cycle": "store.self = None; cycle = [store]; cycle.append(cycle); del store, cycle",
+    "while threads move bytes": """
+source = alloc(8 * MIB)
+assert store.register_buffer(source, 8 * MIB) == 0
+def work():
+    while True:
+        store.upsert_from("busy", source, 8 * MIB)
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+""",
+    "after the master": "sys.argv[1] = None",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_interpreter_may_end_in_any_order(master, how):
+    start = time.monotonic()
+    check("store = new(32 * MIB)\n" + ENDS[how], master)
+    assert time.monotonic() - start < 10
+
+
+def test_threads_overlap_and_let_others_run(master):
+    code = """
+store = new(256 * MIB)
+size = 8 * MIB
+buffers = [alloc(size) for _ in range(4)]
+for buffer in buffers:
+    assert store.register_buffer(buffer, size) == 0
+ticks, stop = [0], threading.Event()
+def tick():
+    while not stop.is_set():
+        ticks[0] += 1
+        time.sleep(0.001)
+ticker = threading.Thread(target=tick)
+ticker.start()
+codes = []
+def work(index):
+    ctypes.memset(buffers[index], index + 1, size)
+    for turn in range(4):
+        key = f"overlap-{index}-{turn}"
+        codes.append(store.put_from(key, buffers[index], size))
+        codes.append(store.get_into(key, buffers[index], size) - size)
+        codes.append(store.remove(key, True))
+threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+stop.set()
+ticker.join()
+assert codes == [0] * 48, codes
+assert ticks[0] > 5, ticks
+for index, buffer in enumerate(buffers):
+    assert ctypes.string_at(buffer, size) == bytes([index + 1]) * size
+"""
+    check(code, master)
+
+
+def test_closing_while_calls_run_ends_them_with_codes(master):
+    code = """
+store = new(64 * MIB)
+source = alloc(4 * MIB)
+assert store.register_buffer(source, 4 * MIB) == 0
+seen = []
+def work(index):
+    for turn in range(200):
+        seen.append(store.upsert_from(f"closing-{index}", source, 4 * MIB))
+        seen.append(store.batch_is_exist(["closing-0", "closing-1"])[0])
+threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+for thread in threads: thread.start()
+time.sleep(0.2)
+start = time.monotonic()
+assert store.close() == 0
+assert time.monotonic() - start < 3
+for thread in threads: thread.join()
+assert all(type(code) is int and code <= 1 for code in seen)
+assert seen[-1] < 0 and store.get("closing-0") == b""
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, 0, "tcp", "", sys.argv[1]) == 0
+assert store.register_buffer(source, 4 * MIB) == 0
+assert store.put_from("again", source, 10) == 0
+"""
+    done = run_child(PRELUDE + code, master)
+    assert done.returncode == 0, done.stderr
+
+
+# Each is a call that must neither crash nor hang, and what it may answer with.
+BAD_CALLS = [
+    "store.put_from('k', 0, 10)",
+    "store.put_from('k', 1 << 63, 1 << 63)",
+    "store.put_from('k', (1 << 64) - 1, 10)",
+    "store.put_from('k', hole, 4096)",
+    "store.get_into('there', hole, 4096)",
+    "store.get_into('there', 0, 4096)",
+    "store.get_into('there', 8, 1 << 60)",
+    "store.batch_put_from(['k'], [hole], [1 << 40])",
+    "store.batch_get_into(['there'], [hole], [10])",
+    "store.batch_get_into_multi_buffers(['there'], [[hole]], [[5]])",
+    "store.batch_put_from_multi_buffers(['k'], [[0, 0]], [[5, 5]])",
+    "store.batch_put_from_multi_buffers(['k', 'l'], [[good]], [[5]])",
+    "store.register_buffer(hole, 4096)",
+    "store.register_buffer(good, (1 << 64) - 1)",
+    "store.register_buffer(0, 4096)",
+    "store.unregister_buffer(12345)",
+    "store.batch_put_session_start(['s'], [1 << 63])",
+    "store.batch_put_session_start([''], [1])",
+    "store.batch_put_session_start(['x' * 65536], [1])",
+    "store.batch_put_session_end(['never'])",
+    "store.put('x' * 65536, b'v')",
+    "store.put('', b'v')",
+    "store.put('k', b'')",
+    "store.remove_by_regex('([')",
+    "store.setup('127.0.0.1', 'P2PHANDSHAKE', 0, 0, 'pigeon', '', sys.argv[1])",
+    "store.setup('127.0.0.1', '', 0, 0, 'tcp', '', sys.argv[1])",
+    "store.setup({'local_hostname': '127.0.0.1', 'metadata_server': 'P2PHANDSHAKE', 'colour': 'red'})",
+    "store.setup({'local_hostname': '127.0.0.1', 'metadata_server': 'P2PHANDSHAKE', 'global_segment_size': 'much'})",
+    "MooncakeDistributedStore().setup('127.0.0.1', 'P2PHANDSHAKE', 0, 0, 'tcp', '', 'etcd://somewhere')",
+]
+
+WRONG_TYPES = [
+    "store.put(5, b'v')",
+    "store.put('k', 'text')",
+    "store.put('k', (8, 8))",
+    "store.put('k', None)",
+    "store.put_from('k', True, 10)",
+    "store.put_from('k', good, -1)",
+    "store.put_from('k', good, 1 << 64)",
+    "store.put_from('k', 1.5, 10)",
+    "store.put_from('k', float('nan'), 10)",
+    "store.batch_put_from(['k'], [good], [True])",
+    "store.batch_put_from('k', [good], [1])",
+    "store.batch_put_from(['k'], good, [1])",
+    "store.batch_put_from_multi_buffers(['k'], [good], [[1]])",
+    "store.batch_put_session_start(['k'], [-1])",
+    "store.batch_get_into_multi_buffer_ranges(['k'], [[good]], [[1]], [['0']])",
+    "store.get_into_ranges([good], ['k'], [[[0]]], [[[0]]], [[[1]]])",
+    "store.batch_is_exist('abc')",
+    "store.batch_is_exist(None)",
+    "store.batch_is_exist(['\\udc80'])",
+    "store.put('k', b'v', 5)",
+    "store.setup('127.0.0.1')",
+    "store.setup(None, None)",
+    "setattr(ReplicateConfig(), 'replica_num', -1)",
+    "setattr(ReplicateConfig(), 'soft_pin_action', 1)",
+    "setattr(ReplicateConfig(), 'group_ids', 'ab')",
+]
+
+
+def in_a_child(master: str, call: str, answer: str) -> None:
+    code = f"""
+store = new()
+good = alloc(4096)
+memory = mmap.mmap(-1, MIB)
+view = ctypes.c_char.from_buffer(memory)
+hole = ctypes.addressof(view)
+del view
+memory.close()
+assert store.upsert("there", bytes(4096)) == 0
+{answer.format(call=call)}
+assert store.upsert("there", b"x") == 0 or store.health_check() == 1
+print("lives")
+"""
+    done = run_child(PRELUDE + code, master, LAYERCAKE_SETUP_TIMEOUT="0.1")
+    assert done.returncode == 0 and done.stdout == "lives\n", f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("call", BAD_CALLS)
+def test_a_bad_value_is_answered_with_a_code(master, call):
+    answer = """
+found = {call}
+found = found if type(found) is list else [found]
+assert found and all(type(code) is int and code < 0 for code in found), found
+"""
+    in_a_child(master, call, answer)
+
+
+def test_wrong_types_raise_type_error(master):
+    calls = "\n".join(
+        f"""
+try:
+    {call}
+except TypeError:
+    pass
+else:
+    raise AssertionError({call!r})
+"""
+        for call in WRONG_TYPES
+    )
+    in_a_child(master, "", calls.replace("{", "{{").replace("}", "}}"))
