@@ -1,12 +1,10 @@
 //! What an operator can set about a master, and what is accepted.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use layercake_protocol::auth::SharedToken;
 use layercake_protocol::ids::{Epoch, Generation, Term};
-use layercake_protocol::key::Tenant;
 
 use crate::error::Error;
 use crate::state::StateConfig;
@@ -32,23 +30,8 @@ pub struct MasterConfig {
     /// Rules of the object table. `first_generation`, `first_epoch` and `seed` are raised to what the
     /// term stands for, see [`first_generation`].
     pub state: StateConfig,
-    /// What tenants mean.
-    pub tenancy: Tenancy,
     /// Bounds of what clients can make the master hold.
     pub limits: Limits,
-}
-
-/// What tenants mean to a master.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Tenancy {
-    /// Each has its own key space, and needs no setting up.
-    #[default]
-    Apart,
-    /// Members are told to put all tenants' keys into one key space.
-    Shared,
-    /// Each has its own key space and a quota: payload bytes that its objects may fill, each object
-    /// once. A tenant without one can't store anything.
-    Strict(BTreeMap<Tenant, u64>),
 }
 
 /// Bounds of what clients can make the master hold besides objects.
@@ -102,7 +85,6 @@ impl Default for MasterConfig {
             heartbeat_every: None,
             shutdown_grace: Duration::from_secs(5),
             state: StateConfig::default(),
-            tenancy: Tenancy::default(),
             limits: Limits::default(),
         }
     }

@@ -19,7 +19,8 @@ mod server;
 mod service;
 pub mod state;
 
-pub use config::{Limits, MasterConfig, Tenancy, first_generation};
+pub use config::{Limits, MasterConfig, first_generation};
 pub use error::Error;
+pub use metrics::{CallStat, Calls, SIZE_CLASSES};
 pub use monitor::{Health, Monitor};
 pub use server::{BoundMaster, Master};

@@ -21,6 +21,11 @@ use prometheus_client::registry::Registry;
 
 use crate::service::Core;
 
+mod calls;
+
+pub(crate) use calls::CallTally;
+pub use calls::{CallStat, Calls, SIZE_CLASSES};
+
 /// A request as metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
@@ -137,6 +142,8 @@ struct PerMethod {
 pub(crate) struct Metrics {
     methods: Vec<PerMethod>,
     requests: Family<Labels, Counter>,
+    /// Requests by what became of their keys.
+    pub(crate) calls: CallTally,
     /// Streams that are open.
     pub(crate) streams: Gauge,
     /// Connections that are open.
@@ -186,6 +193,7 @@ impl Metrics {
         Self {
             methods,
             requests,
+            calls: CallTally::default(),
             streams,
             connections,
         }
@@ -313,6 +321,7 @@ fn counters(encoder: &mut DescriptorEncoder<'_>, counters: &crate::state::Counte
     let reasons = [
         ("watermark", counters.evicted_watermark),
         ("allocation", counters.evicted_allocation),
+        ("quota", counters.evicted_quota),
         ("removed", counters.removed),
         ("replaced", counters.replaced),
         ("lost", counters.lost),

@@ -1,15 +1,17 @@
 //! A running master as its own process sees it: for health checks, consoles and administration.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::ClientId;
+use layercake_protocol::ids::{ClientId, SegmentId};
 use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::{GetStarted, Recency};
+use layercake_protocol::replica::{GetStarted, Recency, Segment};
 use layercake_protocol::report::{SegmentStat, Status};
 
+use crate::metrics::Calls;
 use crate::service::Core;
-use crate::state::{Caller, Counters, Gauges, GetStart};
+use crate::state::{Caller, Counters, Gauges, GetStart, TenantStat};
 
 /// A view of a running master, in its process. Cheap to clone; it does not keep the master running.
 #[derive(Clone, Debug)]
@@ -53,6 +55,47 @@ impl Monitor {
     /// What happened since the start.
     pub fn counters(&self) -> Counters {
         self.core.state.counters()
+    }
+
+    /// The calls that were answered since the start.
+    pub fn calls(&self) -> Calls {
+        self.core.metrics.calls.snapshot()
+    }
+
+    /// Length of a lease.
+    pub fn lease(&self) -> Duration {
+        self.core.state.terms().lease
+    }
+
+    /// The segments with the payload bytes of the objects and reservations in each, each replica counted. What
+    /// readers or late writers hold back without a name doesn't count.
+    pub fn payloads(&self) -> Vec<(Arc<Segment>, u64)> {
+        self.core.state.payloads()
+    }
+
+    /// One segment, as clients address it.
+    pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        self.core.state.segment(id)
+    }
+
+    /// Whether all tenants' keys lie in one key space.
+    pub fn shares_tenants(&self) -> bool {
+        self.core.state.shares_tenants()
+    }
+
+    /// The tenants with a quota, by name; `None`: quotas don't rule.
+    pub fn tenants(&self) -> Option<Vec<TenantStat>> {
+        self.core.state.tenants()
+    }
+
+    /// Gives a tenant a quota in bytes, or another one; see [`State::set_quota`](crate::state::State::set_quota).
+    pub fn set_quota(&self, tenant: &Tenant, bytes: u64) -> Result<(), Refusal> {
+        self.core.state.set_quota(tenant, bytes)
+    }
+
+    /// Takes a tenant's quota; see [`State::remove_quota`](crate::state::State::remove_quota).
+    pub fn remove_quota(&self, tenant: &Tenant) -> Result<(), Refusal> {
+        self.core.state.remove_quota(tenant)
     }
 
     /// Its segments and how full they are.

@@ -25,7 +25,8 @@
 //! | -900 | [`MASTER_UNREACHABLE`](ResultCode::MASTER_UNREACHABLE) | the master can't be reached |
 //! | -901 | [`MASTER_TIMEOUT`](ResultCode::MASTER_TIMEOUT) | the master did not answer in time |
 //! | -1400 | [`NO_TASK`](ResultCode::NO_TASK) | no such task |
-//! | -1700 | [`WRITE_ENDED`](ResultCode::WRITE_ENDED) | the write failed for good, and no memory of the caller is in use any more |
+//! | -1700 | [`WRITE_ENDED`](ResultCode::WRITE_ENDED) | the write failed for good, and no memory of the caller is in use any more; also of a tenant whose quota is used up |
+//! | -1701 | [`UNKNOWN_TENANT`](ResultCode::UNKNOWN_TENANT) | the tenant has no quota |
 //!
 //! Callers of vLLM's kind treat some codes as "the call is over and the caller's buffers are free"
 //! and any other as "never touch them again" ([`releases_buffers`](ResultCode::releases_buffers)):
@@ -103,6 +104,8 @@ codes! {
     NO_TASK = -1400, "no such task";
     /// The write failed for good, and no memory of the caller is in use any more.
     WRITE_ENDED = -1700, "the write failed and has released the caller's memory";
+    /// The master stores only for tenants with a quota, and this one has none.
+    UNKNOWN_TENANT = -1701, "the tenant has no quota";
 }
 
 impl ResultCode {

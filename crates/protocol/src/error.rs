@@ -69,6 +69,12 @@ pub enum Refusal {
         /// The size, and the limit.
         detail: String,
     },
+    /// The tenant's objects fill its quota, and none of them can be evicted: remove some, or raise the quota.
+    #[error("the tenant's quota is used up")]
+    QuotaExceeded,
+    /// Only tenants with a quota can store anything, and this one has none: give it one.
+    #[error("the tenant has no quota")]
+    UnknownTenant,
     /// A refusal that only a later version knows: upgrade this side to learn what it means.
     #[error("refused with code {code}, which this version does not know: upgrade it")]
     Unknown {
@@ -96,6 +102,7 @@ impl Refusal {
                 | Self::Unreachable
                 | Self::WrongTerm
                 | Self::ShuttingDown
+                | Self::QuotaExceeded
         )
     }
 }

@@ -117,7 +117,7 @@ fn replicas() -> impl Strategy<Value = Vec<Replica>> {
 }
 
 fn refusals() -> impl Strategy<Value = Refusal> {
-    (0..17, "\\PC{0,20}", any::<u64>()).prop_map(|(which, detail, largest_free)| match which {
+    (0..19, "\\PC{0,20}", any::<u64>()).prop_map(|(which, detail, largest_free)| match which {
         0 => Refusal::InvalidArgument { detail },
         1 => Refusal::NotFound,
         2 => Refusal::NotReady,
@@ -134,6 +134,8 @@ fn refusals() -> impl Strategy<Value = Refusal> {
         13 => Refusal::Version { detail },
         14 => Refusal::ShuttingDown,
         15 => Refusal::TooLarge { detail },
+        16 => Refusal::QuotaExceeded,
+        17 => Refusal::UnknownTenant,
         // Far from the codes that are, or may soon be, known.
         _ => Refusal::Unknown { code: 1 << 20 },
     })

@@ -163,7 +163,7 @@ fn kind_of_refusal(refusal: &Refusal) -> Kind {
         Refusal::AlreadyExists | Refusal::InProgress => Kind::AlreadyExists,
         Refusal::Leased => Kind::Leased,
         Refusal::LeaseExpired => Kind::LeaseExpired,
-        Refusal::NoSpace { .. } => Kind::NoSpace,
+        Refusal::NoSpace { .. } | Refusal::QuotaExceeded | Refusal::UnknownTenant => Kind::NoSpace,
         Refusal::Superseded => Kind::Superseded,
         Refusal::Unauthenticated => Kind::Authentication,
         Refusal::Version { .. } => Kind::VersionMismatch,

@@ -3,6 +3,8 @@
 //! Both are YAML; JSON is YAML too.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use layercake_protocol::key::Tenant;
@@ -21,6 +23,14 @@ pub enum FileError {
     /// It can't be read.
     #[error("can't read {}: {source}", path.display())]
     Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It can't be written.
+    #[error("can't write {}: {source}", path.display())]
+    Write {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -89,6 +99,27 @@ struct TenantEntry {
 }
 
 impl Quotas {
+    /// What a quota may be, in bytes.
+    pub const ACCEPTED: RangeInclusive<u64> = 1..=i64::MAX.unsigned_abs();
+
+    /// Writes a file that [`read`](Self::read) reads, in place of the one that is there.
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        let list = if self.tenants.is_empty() { " []" } else { "" };
+        let mut text = format!("version: 1\n\ntenants:{list}\n");
+        for (tenant, quota) in &self.tenants {
+            text.push_str("  - name: ");
+            quote(tenant.as_str(), &mut text);
+            let _ = writeln!(text, "\n    quota: {quota}");
+        }
+        let beside = path.with_extension("new");
+        std::fs::write(&beside, text)
+            .and_then(|()| std::fs::rename(&beside, path))
+            .map_err(|source| FileError::Write {
+                path: path.to_owned(),
+                source,
+            })
+    }
+
     /// Reads a file of `version: 1` with a list `tenants` of `name` and `quota`.
     pub fn read(path: &Path) -> Result<Self, FileError> {
         let refuse = |detail: String| FileError::Content {
@@ -110,12 +141,32 @@ impl Quotas {
             let quota = values::size(&text).ok_or_else(|| {
                 refuse(format!("quota of \"{name}\": \"{text}\": {}", values::SIZE))
             })?;
+            if !Self::ACCEPTED.contains(&quota) {
+                return Err(refuse(format!(
+                    "quota of \"{name}\": \"{text}\": 1 byte to 2^63 - 1 bytes are accepted"
+                )));
+            }
             if tenants.insert(name, quota).is_some() {
                 return Err(refuse(format!("tenant \"{}\" is listed twice", entry.name)));
             }
         }
         Ok(Self { tenants })
     }
+}
+
+/// A text between double quotes, as YAML and JSON write it.
+fn quote(text: &str, into: &mut String) {
+    into.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => into.extend(['\\', c]),
+            c if u32::from(c) < 0x20 || c == '\u{7f}' => {
+                let _ = write!(into, "\\u{:04x}", u32::from(c));
+            }
+            c => into.push(c),
+        }
+    }
+    into.push('"');
 }
 
 fn read(path: &Path) -> Result<String, FileError> {

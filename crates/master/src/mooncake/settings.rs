@@ -10,8 +10,7 @@ use thiserror::Error;
 use super::file::{self, FileError, Quotas};
 use super::flags::{self, Effect, FLAGS, Kind};
 use super::values;
-use crate::config::Tenancy;
-use crate::state::{StateConfig, Strategy};
+use crate::state::{StateConfig, Strategy, Tenancy};
 
 /// What `--help` says before its table.
 pub const USAGE: &str = "usage: mooncake_master [--flag=value ...]\n\n\
@@ -103,8 +102,8 @@ pub struct Settings {
     pub metadata: Option<Address>,
     /// Rules of the object table.
     pub state: StateConfig,
-    /// What tenants mean.
-    pub tenancy: Tenancy,
+    /// The file that the quotas of tenants came from, if there are any.
+    pub quota_file: Option<PathBuf>,
 }
 
 /// The values of flags by name, the last of each.
@@ -141,6 +140,7 @@ impl Settings {
             port => port,
         };
         let defaults = StateConfig::default();
+        let quota_file = read.quota_file()?;
         let state = StateConfig {
             lease: read.time("default_kv_lease_ttl", defaults.lease),
             high_watermark: read.fraction("eviction_high_watermark_ratio", defaults.high_watermark),
@@ -152,6 +152,9 @@ impl Settings {
             max_soft_pin_ttl: read.time("max_kv_soft_pin_ttl", Duration::from_hours(24)),
             evict_soft_pinned: read.switch("allow_evict_soft_pinned_objects", true),
             strategy: read.strategy()?,
+            tenancy: quota_file.as_deref().map_or(Ok(Tenancy::Shared), |path| {
+                Quotas::read(path).map(|quotas| Tenancy::Strict(quotas.tenants))
+            })?,
             ..defaults
         };
         // The names of settings are not those of flags.
@@ -181,7 +184,7 @@ impl Settings {
             http: read.address("metrics_host", "metrics_port", 9003)?,
             metadata,
             state,
-            tenancy: read.tenancy()?,
+            quota_file,
         })
     }
 }
@@ -258,10 +261,11 @@ impl Reader<'_> {
         }
     }
 
-    fn tenancy(&self) -> Result<Tenancy, FlagError> {
+    /// The file of tenants and quotas, where quotas rule.
+    fn quota_file(&self) -> Result<Option<PathBuf>, FlagError> {
         const FILE: &str = "tenant_quota_connector_uri";
         if !self.switch("enable_multi_tenants", false) {
-            return Ok(Tenancy::Shared);
+            return Ok(None);
         }
         let uri = self.text(FILE, "");
         let path = uri.strip_prefix("file://").unwrap_or(uri);
@@ -270,8 +274,7 @@ impl Reader<'_> {
                 "--enable_multi_tenants needs --{FILE}=FILE, which lists the tenants and their quotas"
             )));
         }
-        let quotas = Quotas::read(&PathBuf::from(path))?;
-        Ok(Tenancy::Strict(quotas.tenants))
+        Ok(Some(path.into()))
     }
 
     fn refuse(&self, name: &'static str, accepted: &str) -> FlagError {

@@ -116,7 +116,11 @@ impl Core {
             .context
             .as_ref()
             .map_or(0, |context| context.request_id);
+        let asked = self.metrics.calls.ask(frame.request.as_ref());
         let result = self.carry_out(frame, may_wait).await;
+        if let Some(asked) = asked {
+            self.metrics.calls.answered(asked, &result);
+        }
         self.metrics
             .answered(method, result.as_ref().err(), begun.elapsed());
         MasterFrame {

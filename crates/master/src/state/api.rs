@@ -209,6 +209,8 @@ pub struct Counters {
     pub evicted_watermark: Amount,
     /// Evicted inside an allocation that would have failed otherwise.
     pub evicted_allocation: Amount,
+    /// Evicted for another object of a tenant whose quota is used up.
+    pub evicted_quota: Amount,
     /// Removed by request.
     pub removed: Amount,
     /// Replaced by an upsert.
@@ -243,8 +245,12 @@ impl Counters {
     /// Objects evicted, for whatever reason.
     pub fn evicted(&self) -> Amount {
         Amount {
-            objects: self.evicted_watermark.objects + self.evicted_allocation.objects,
-            bytes: self.evicted_watermark.bytes + self.evicted_allocation.bytes,
+            objects: self.evicted_watermark.objects
+                + self.evicted_allocation.objects
+                + self.evicted_quota.objects,
+            bytes: self.evicted_watermark.bytes
+                + self.evicted_allocation.bytes
+                + self.evicted_quota.bytes,
         }
     }
 }
@@ -278,6 +284,21 @@ pub struct Gauges {
     pub quarantined_bytes: u64,
     /// The largest piece that could be had now.
     pub largest_free: u64,
+}
+
+/// A tenant with a quota.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantStat {
+    /// Its name.
+    pub tenant: Tenant,
+    /// Bytes that it may store.
+    pub quota_bytes: u64,
+    /// Payload bytes of its reservations and objects, each replica counted.
+    pub charged_bytes: u64,
+    /// Reservations that the quota had no room for, since the start.
+    pub refused: u64,
+    /// Bytes of its objects that were evicted to stay within the quota, since the start.
+    pub evicted_bytes: u64,
 }
 
 /// Times that members are told.

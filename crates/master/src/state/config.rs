@@ -1,8 +1,10 @@
 //! What an operator can set about the state machine, and what is accepted.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use layercake_protocol::ids::{Epoch, Generation};
+use layercake_protocol::key::Tenant;
 use thiserror::Error;
 
 /// Rules and sizes of a [`State`](super::State). [`validate`](Self::validate) says what is accepted.
@@ -30,6 +32,8 @@ pub struct StateConfig {
     pub evict_soft_pinned: bool,
     /// Which segment a new object goes to, where its configuration does not say.
     pub strategy: Strategy,
+    /// What tenants mean.
+    pub tenancy: Tenancy,
     /// Parts of the object table, each with a lock of its own: a power of two, at most 4,096.
     pub shards: usize,
     /// The first reservation's number. Above everything an earlier master gave out.
@@ -38,6 +42,19 @@ pub struct StateConfig {
     pub first_epoch: Epoch,
     /// Makes the random choices of placement repeatable.
     pub seed: u64,
+}
+
+/// What tenants mean to a master.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Tenancy {
+    /// Each has its own key space, and needs no setting up.
+    #[default]
+    Apart,
+    /// Members are told to put all tenants' keys into one key space.
+    Shared,
+    /// Each has its own key space and a quota: payload bytes that its objects may fill, each object
+    /// once. A tenant without one can't store anything.
+    Strict(BTreeMap<Tenant, u64>),
 }
 
 /// How a segment is chosen among those with a hole that is large enough.
@@ -68,6 +85,7 @@ impl Default for StateConfig {
             max_soft_pin_ttl: LONGEST,
             evict_soft_pinned: true,
             strategy: Strategy::default(),
+            tenancy: Tenancy::default(),
             shards: 64,
             first_generation: Generation(1),
             first_epoch: Epoch(1),

@@ -10,6 +10,21 @@ use super::api::Amount;
 use super::groups::Group;
 use super::shard::{Place, Places};
 
+/// What one replica asks of its segment: the payload, and the header in front of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) header_len: u32,
+    /// Payload bytes.
+    pub(crate) size: u64,
+}
+
+impl Extent {
+    /// Bytes in all. The sum was checked when the object was reserved.
+    pub(crate) fn len(self) -> u64 {
+        u64::from(self.header_len) + self.size
+    }
+}
+
 /// What happens to a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -30,10 +45,12 @@ pub(crate) enum Reason {
     Replaced,
     Lost,
     Unmounted,
+    /// Evicted for another object of a tenant whose quota is used up.
+    Quota,
 }
 
 impl Reason {
-    pub(crate) const COUNT: usize = 6;
+    pub(crate) const COUNT: usize = 7;
 }
 
 /// A reservation that was taken from its writer, who may still be writing.
@@ -47,18 +64,20 @@ pub(crate) struct Dropped {
     /// The writer gave it up itself, but can't say that nothing is in flight.
     pub(crate) in_doubt: bool,
     pub(crate) places: Places,
-    /// Length of each place in bytes.
-    pub(crate) len: u64,
+    /// What each place holds.
+    pub(crate) extent: Extent,
 }
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// Places whose state changes, with their length in bytes.
-    pub(crate) memory: Vec<(Place, u64, Fate)>,
+    /// Places whose state changes, with what they hold.
+    pub(crate) memory: Vec<(Place, Extent, Fate)>,
     pub(crate) dropped: Vec<Dropped>,
     /// Watched reservations that ended.
     pub(crate) settled: Vec<(u32, Box<str>)>,
+    /// What tenants are charged for no longer, in bytes.
+    pub(crate) discharged: Vec<(u32, u64)>,
     /// Groups whose members may stand for eviction again.
     pub(crate) unblocked: Vec<Arc<Group>>,
     /// What went, by [`Reason`].
@@ -68,16 +87,24 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    pub(crate) fn place(&mut self, place: Place, len: u64, fate: Fate) {
-        self.memory.push((place, len, fate));
+    pub(crate) fn place(&mut self, place: Place, extent: Extent, fate: Fate) {
+        self.memory.push((place, extent, fate));
         if fate != Fate::Hold {
-            self.freed_bytes += granule_bytes(len);
+            self.freed_bytes += granule_bytes(extent.len());
         }
     }
 
-    pub(crate) fn places(&mut self, places: &Places, len: u64, fate: Fate) {
+    pub(crate) fn places(&mut self, places: &Places, extent: Extent, fate: Fate) {
         for place in places.as_slice() {
-            self.place(*place, len, fate);
+            self.place(*place, extent, fate);
+        }
+    }
+
+    pub(crate) fn discharge(&mut self, tenant: u32, bytes: u64) {
+        match self.discharged.last_mut() {
+            _ if bytes == 0 => {}
+            Some((last, sum)) if *last == tenant => *sum += bytes,
+            _ => self.discharged.push((tenant, bytes)),
         }
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::State;
 use super::alloc::granule_bytes;
-use super::effects::{Effects, Reason};
+use super::effects::{Effects, Extent, Reason};
 use super::groups::{Group, Handle};
 use super::moment::Moment;
 use super::placement::{Placed, Placement};
@@ -59,21 +59,21 @@ impl State {
         &self,
         now: Moment,
         placement: &Placement<'_>,
-        len: u64,
+        extent: Extent,
         wanted: u64,
     ) -> Placed {
-        let replicas = placement.replicas(len);
+        let replicas = placement.replicas(extent.len());
         let mut placed = Placed::default();
-        if placement.place(len, replicas, &mut placed) {
+        if placement.place(extent, replicas, &mut placed) {
             return placed;
         }
         let _pressure = self.evicting.lock();
         self.sweep_removed(now);
-        let need = granule_bytes(len);
+        let need = granule_bytes(extent.len());
         let share = self.share(placement.capacity(), self.config.eviction_ratio);
         let mut step = need.max(wanted.min(share));
         let mut evicted = Goal::default();
-        while !placement.place(len, replicas, &mut placed) {
+        while !placement.place(extent, replicas, &mut placed) {
             let patience = if placed.places.is_empty() {
                 share.max(need.saturating_mul(PATIENCE))
             } else {
@@ -127,7 +127,7 @@ impl State {
         clippy::unused_self,
         reason = "a share of a size is not negative, and below it; a method reads better"
     )]
-    fn share(&self, bytes: u64, ratio: f64) -> u64 {
+    pub(super) fn share(&self, bytes: u64, ratio: f64) -> u64 {
         (bytes as f64 * ratio) as u64
     }
 
@@ -200,7 +200,7 @@ impl State {
 
     /// A member of a group has come first in the order: evicts the group, or puts the member where the best
     /// of the group stands.
-    fn evict_group(
+    pub(super) fn evict_group(
         &self,
         now: Moment,
         first: Handle,

@@ -11,8 +11,8 @@
 //! | `placement` | which segments get a new object's replicas |
 //! | `groups` | objects that are evicted together |
 //! | `fences` | memory held back until a late writer is ruled out |
-//! | `members`, `tenants`, `tally` | who takes part, namespaces, counters |
-//! | `reads`, `puts`, `removal`, `eviction`, `membership`, `reports` | the calls |
+//! | `members`, `tenants`, `tally` | who takes part, namespaces and quotas, counters |
+//! | `reads`, `puts`, `quotas`, `removal`, `eviction`, `membership`, `reports` | the calls |
 //!
 //! # Invariants
 //!
@@ -44,6 +44,7 @@ mod moment;
 mod numbers;
 mod placement;
 mod puts;
+mod quotas;
 mod reads;
 mod removal;
 mod reports;
@@ -71,9 +72,9 @@ use self::tenants::Tenants;
 
 pub use self::api::{
     Amount, Caller, Counters, Event, Exists, Gauges, GetStart, HeartbeatAnswer, Joined, List,
-    Listing, Location, Probe, PutBatch, Terms, UnmountProgress,
+    Listing, Location, Probe, PutBatch, TenantStat, Terms, UnmountProgress,
 };
-pub use self::config::{ConfigError, StateConfig, Strategy};
+pub use self::config::{ConfigError, StateConfig, Strategy, Tenancy};
 pub use self::moment::Moment;
 
 /// See the module's description.
@@ -113,7 +114,7 @@ impl State {
             hasher,
             pool: Pool::default(),
             members: Members::default(),
-            tenants: Tenants::default(),
+            tenants: Tenants::new(&config.tenancy),
             groups: Groups::default(),
             fences: Mutex::default(),
             events: Mutex::default(),
@@ -168,11 +169,14 @@ impl State {
     fn carry_out(&self, now: Moment, effects: &mut Effects) {
         if !effects.memory.is_empty() {
             let view = self.pool.view();
-            for (place, len, fate) in effects.memory.drain(..) {
+            for (place, extent, fate) in effects.memory.drain(..) {
                 if let Some(cell) = view.cell(place.segment) {
-                    cell.change(place, len, fate);
+                    cell.change(place, extent, fate);
                 }
             }
+        }
+        for (tenant, bytes) in effects.discharged.drain(..) {
+            self.tenants.discharge(tenant, bytes);
         }
         self.tally.count_gone(&effects.gone);
         effects.gone = Default::default();
@@ -210,7 +214,7 @@ impl State {
                 continue;
             }
             for (cell, place) in &places {
-                cell.change(*place, dropped.len, Fate::Hold);
+                cell.change(*place, dropped.extent, Fate::Hold);
             }
             self.tally.fenced_places.add_len(places.len());
             suspects.push(Suspect {
@@ -221,7 +225,7 @@ impl State {
                 engine: dropped.engine,
                 in_doubt: dropped.in_doubt,
                 places,
-                len: dropped.len,
+                len: dropped.extent.len(),
             });
         }
         let barrier = self.draw_generation();
@@ -232,7 +236,7 @@ impl State {
     /// Frees what fences held.
     fn release(freed: Vec<Freed>) {
         for Freed { cell, place, len } in freed {
-            cell.change(place, len, Fate::Release);
+            cell.release(place, len);
         }
     }
 }

@@ -16,6 +16,7 @@ use layercake_protocol::replica::ReplicateConfig;
 use super::alloc::granule_bytes;
 use super::api::Location;
 use super::config::Strategy;
+use super::effects::Extent;
 use super::segments::{SegmentCell, View};
 use super::shard::Place;
 
@@ -106,9 +107,9 @@ impl<'a> Placement<'a> {
     }
 
     /// Finds places until there are `replicas`; false: there is no room for so many now.
-    pub(crate) fn place(&self, len: u64, replicas: usize, placed: &mut Placed) -> bool {
+    pub(crate) fn place(&self, extent: Extent, replicas: usize, placed: &mut Placed) -> bool {
         while placed.places.len() < replicas {
-            let Some((cell, place)) = self.next(len, placed) else {
+            let Some((cell, place)) = self.next(extent, placed) else {
                 return false;
             };
             placed.places.push(place);
@@ -117,14 +118,14 @@ impl<'a> Placement<'a> {
         true
     }
 
-    fn next(&self, len: u64, placed: &Placed) -> Option<(&'a Arc<SegmentCell>, Place)> {
-        let need = granule_bytes(len);
+    fn next(&self, extent: Extent, placed: &Placed) -> Option<(&'a Arc<SegmentCell>, Place)> {
+        let need = granule_bytes(extent.len());
         let fits = |cell: &SegmentCell| {
             cell.largest_free() >= need && placed.cells.iter().all(|other| other.slot != cell.slot)
         };
         let first = |cells: &[&'a Arc<SegmentCell>], wanted: &dyn Fn(&SegmentCell) -> bool| {
             let mut cells = cells.iter().filter(|cell| wanted(cell) && fits(cell));
-            cells.find_map(|cell| Some((*cell, cell.take(len)?)))
+            cells.find_map(|cell| Some((*cell, cell.take(extent)?)))
         };
         if let Some(found) = first(&self.preferred, &|_| true) {
             return Some(found);
@@ -141,8 +142,8 @@ impl<'a> Placement<'a> {
         }
         let elsewhere =
             |cell: &SegmentCell| placed.cells.iter().all(|other| other.owner != cell.owner);
-        self.choose(len, &|cell| fits(cell) && elsewhere(cell))
-            .or_else(|| self.choose(len, &fits))
+        self.choose(extent, &|cell| fits(cell) && elsewhere(cell))
+            .or_else(|| self.choose(extent, &fits))
             // What the books' copies promised was taken meanwhile: any that has room.
             .or_else(|| first(&self.cells, &|_| true))
     }
@@ -150,11 +151,11 @@ impl<'a> Placement<'a> {
     /// The segment that the strategy chooses among those that are eligible.
     fn choose(
         &self,
-        len: u64,
+        extent: Extent,
         eligible: &dyn Fn(&SegmentCell) -> bool,
     ) -> Option<(&'a Arc<SegmentCell>, Place)> {
         let free_share = |cell: &SegmentCell| 1.0 - cell.used() as f64 / cell.capacity() as f64;
-        let take = |cell: &'a Arc<SegmentCell>| Some((cell, cell.take(len)?));
+        let take = |cell: &'a Arc<SegmentCell>| Some((cell, cell.take(extent)?));
         let draw = || {
             // Nearly always some try hits; a full look is for pools that are nearly full.
             let tries = (0..4).map(|_| self.cells[self.dice.below(self.cells.len())]);

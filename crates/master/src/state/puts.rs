@@ -13,7 +13,7 @@ use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, Repl
 
 use super::State;
 use super::api::{Caller, Location, PutBatch};
-use super::effects::{Effects, Fate};
+use super::effects::{Effects, Extent, Fate};
 use super::groups::Handle;
 use super::moment::Moment;
 use super::placement::{Placed, Placement};
@@ -28,9 +28,8 @@ type GiveUp =
 /// A name that was claimed.
 struct Claim {
     handle: Handle,
-    header_len: u32,
-    /// Length of a replica's place in bytes.
-    len: u64,
+    /// What a replica asks of its segment.
+    extent: Extent,
 }
 
 /// What the puts of one call have in common.
@@ -63,13 +62,17 @@ impl State {
         if batch.config.replicas == 0 {
             return refuse_all(Refusal::invalid("replicas = 0: at least 1 is needed"));
         }
+        let tenant = match self.tenants.admit(&caller.tenant) {
+            Ok(tenant) => tenant,
+            Err(refusal) => return refuse_all(refusal),
+        };
         let view = self.pool.view();
         let unreachable = view.slots_of(batch.unreachable);
         let batch = Batch {
             now,
             caller,
             location: caller.location.or(location),
-            tenant: self.tenants.number(&caller.tenant),
+            tenant,
             config: batch.config,
             epoch,
             first_index: batch.recency.first_index,
@@ -91,14 +94,14 @@ impl State {
             .collect();
         self.carry_out(now, &mut effects);
 
-        let lens = claims.iter().flatten().map(|claim| claim.len);
+        let lens = claims.iter().flatten().map(|claim| claim.extent.len());
         let mut wanted: u64 = lens.fold(0, u64::saturating_add);
         let answers: Vec<_> = claims
             .into_iter()
             .map(|claim| {
                 let claim = claim?;
-                let found = self.find_room(now, &placement, claim.len, wanted);
-                wanted = wanted.saturating_sub(claim.len);
+                let found = self.find_room(now, &placement, claim.extent, wanted);
+                wanted = wanted.saturating_sub(claim.extent.len());
                 self.fill_claim(&view, &placement, &claim, found, &mut effects)
             })
             .collect();
@@ -120,21 +123,24 @@ impl State {
         put: &PutStart,
         effects: &mut Effects,
     ) -> Result<Claim, Refusal> {
-        let header_len = header_len(batch.caller, put)?;
-        let len = put
-            .size
-            .checked_add(u64::from(header_len))
-            .ok_or_else(|| Refusal::invalid(format!("size = {}: too large", put.size)))?;
+        let extent = Extent {
+            header_len: header_len(batch.caller, put)?,
+            size: put.size,
+        };
+        if put.size.checked_add(extent.header_len.into()).is_none() {
+            return Err(Refusal::invalid(format!("size = {}: too large", put.size)));
+        }
         let index = put
             .prefix_index
             .unwrap_or_else(|| prefix_index(batch.first_index, position));
         let group = put.group.as_deref();
         let key = put.key.as_str();
-        let reservation = Reservation {
+        let charged = self.charged_replicas(batch.config);
+        let reservation = || Reservation {
             tenant: batch.tenant,
             key,
             size: put.size,
-            header_len,
+            header_len: extent.header_len,
             group: group.map(|name| self.groups.get(batch.tenant, name)),
             origin: (put.fingerprint, put.layout_id),
             epoch: batch.epoch,
@@ -145,22 +151,43 @@ impl State {
             engine: batch.location.map(|location| location.engine),
             upsert: batch.upsert,
             claim: self.draw_generation(),
+            charged,
+            quotas: (charged > 0).then_some(&self.tenants),
         };
         let hash = self.hasher.hash(batch.tenant, key);
         let alive = |place| batch.view.is_alive(place);
-        let handle = self.shard(hash.shard).reserve(
-            &self.config,
-            batch.now,
-            hash.tag,
-            reservation,
-            &alive,
-            effects,
-        )?;
-        Ok(Claim {
-            handle,
-            header_len,
-            len,
-        })
+        let charge = put.size.saturating_mul(charged.into());
+        loop {
+            let reserved = self.shard(hash.shard).reserve(
+                &self.config,
+                batch.now,
+                hash.tag,
+                reservation(),
+                &alive,
+                effects,
+            );
+            match reserved {
+                Ok(handle) => return Ok(Claim { handle, extent }),
+                Err(Refusal::QuotaExceeded) => {
+                    // What was dropped on the way here is not charged any more.
+                    self.carry_out(batch.now, effects);
+                    if !self.evict_tenant(batch.now, batch.tenant, charge) {
+                        self.tenants.count_refused(batch.tenant);
+                        return Err(Refusal::QuotaExceeded);
+                    }
+                }
+                Err(refusal) => return Err(refusal),
+            }
+        }
+    }
+
+    /// Replicas of an object that its tenant is charged for.
+    fn charged_replicas(&self, config: &ReplicateConfig) -> u8 {
+        if self.tenants.is_strict() {
+            u8::try_from(config.replicas).unwrap_or(u8::MAX)
+        } else {
+            0
+        }
     }
 
     fn soft_pin(&self, config: &ReplicateConfig) -> Option<Duration> {
@@ -198,7 +225,7 @@ impl State {
                     Some(Replica {
                         segment: view.cell(place.segment)?.info.id,
                         offset: place.offset(),
-                        header_len: claim.header_len,
+                        header_len: claim.extent.header_len,
                         generation,
                     })
                 };
@@ -208,7 +235,7 @@ impl State {
                 })
             }
             Err((unused, refusal)) => {
-                effects.places(&unused, claim.len, Fate::Free);
+                effects.places(&unused, claim.extent, Fate::Free);
                 Err(match refusal {
                     Refusal::NoSpace { .. } => no_space(),
                     other => other,

@@ -133,6 +133,17 @@ impl State {
         stats
     }
 
+    /// The segments with the payload bytes of what has a name in each, by name and id.
+    pub fn payloads(&self) -> Vec<(Arc<Segment>, u64)> {
+        let view = self.pool.view();
+        let cells = view.cells();
+        let mut payloads: Vec<_> = cells
+            .map(|cell| (cell.info.clone(), cell.payload()))
+            .collect();
+        payloads.sort_by(|(a, _), (b, _)| (&a.name, a.id).cmp(&(&b.name, b.id)));
+        payloads
+    }
+
     /// One segment that is in the pool, as clients address it.
     pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
         let view = self.pool.view();

@@ -19,7 +19,7 @@ use layercake_protocol::replica::{GRANULE, Segment};
 use parking_lot::{Mutex, RwLock};
 
 use super::alloc::{Allocator, BinAllocator, Usage, granule_bytes};
-use super::effects::Fate;
+use super::effects::{Extent, Fate};
 use super::shard::Place;
 
 const MOUNTED: u8 = 0;
@@ -47,6 +47,17 @@ struct Books {
     /// Signed: of two threads, the one that releases a place may be here before the one that held it.
     held_bytes: i64,
     held_pieces: i64,
+    /// Payload bytes of the places that are somebody's.
+    payload: u64,
+}
+
+impl Books {
+    /// Takes a piece of `len` bytes into the account of what is held (`sign` 1), or out of it (-1).
+    fn hold(&mut self, len: u64, sign: i64) {
+        let bytes = i64::try_from(granule_bytes(len)).unwrap_or(i64::MAX);
+        self.held_bytes += sign * bytes;
+        self.held_pieces += sign;
+    }
 }
 
 /// Memory that is nobody's any more, but not free.
@@ -73,6 +84,7 @@ impl SegmentCell {
                 allocator: Box::new(allocator),
                 held_bytes: 0,
                 held_pieces: 0,
+                payload: 0,
             }),
         })
     }
@@ -107,13 +119,14 @@ impl SegmentCell {
         }
     }
 
-    /// Takes a place of `len` bytes.
-    pub(crate) fn take(&self, len: u64) -> Option<Place> {
+    /// Takes a place.
+    pub(crate) fn take(&self, extent: Extent) -> Option<Place> {
         let mut books = self.books.lock();
         if !self.is_mounted() {
             return None;
         }
-        let offset = books.allocator.allocate(len)?;
+        let offset = books.allocator.allocate(extent.len())?;
+        books.payload += extent.size;
         self.publish(&books);
         Some(Place {
             segment: self.slot,
@@ -122,22 +135,33 @@ impl SegmentCell {
         })
     }
 
-    /// Frees, holds or releases a place of `len` bytes.
-    pub(crate) fn change(&self, place: Place, len: u64, fate: Fate) {
+    /// Frees, holds or releases a place.
+    pub(crate) fn change(&self, place: Place, extent: Extent, fate: Fate) {
         let mut books = self.books.lock();
-        let bytes = i64::try_from(granule_bytes(len)).unwrap_or(i64::MAX);
         match fate {
+            Fate::Free => {
+                books.payload -= extent.size;
+                self.free(&mut books, place, extent.len());
+            }
             Fate::Hold => {
-                books.held_bytes += bytes;
-                books.held_pieces += 1;
-                return;
+                books.payload -= extent.size;
+                books.hold(extent.len(), 1);
             }
             Fate::Release => {
-                books.held_bytes -= bytes;
-                books.held_pieces -= 1;
+                books.hold(extent.len(), -1);
+                self.free(&mut books, place, extent.len());
             }
-            Fate::Free => {}
         }
+    }
+
+    /// Releases a place of `len` bytes that was held.
+    pub(crate) fn release(&self, place: Place, len: u64) {
+        let mut books = self.books.lock();
+        books.hold(len, -1);
+        self.free(&mut books, place, len);
+    }
+
+    fn free(&self, books: &mut Books, place: Place, len: u64) {
         if self.is_closed() {
             return;
         }
@@ -145,7 +169,7 @@ impl SegmentCell {
             .allocator
             .free(place.offset(), len)
             .expect("a place is given back once, by the entry that took it");
-        self.publish(&books);
+        self.publish(books);
     }
 
     fn publish(&self, books: &Books) {
@@ -163,6 +187,11 @@ impl SegmentCell {
             pieces: u64::try_from(books.held_pieces).unwrap_or(0),
         };
         (books.allocator.usage(), held)
+    }
+
+    /// Payload bytes of objects and reservations that have a name, each replica counted.
+    pub(crate) fn payload(&self) -> u64 {
+        self.books.lock().payload
     }
 
     /// Takes no new objects from now on.

@@ -64,6 +64,7 @@ impl Tally {
             replaced: gone(Reason::Replaced),
             lost: gone(Reason::Lost),
             unmounted: gone(Reason::Unmounted),
+            evicted_quota: gone(Reason::Quota),
             puts_started: self.puts_started.get(),
             puts_committed: self.puts_committed.get(),
             puts_revoked: self.puts_revoked.get(),

@@ -13,6 +13,7 @@ mod leases;
 mod members;
 mod model;
 mod placement;
+mod quotas;
 mod reports;
 mod sessions;
 mod threads;

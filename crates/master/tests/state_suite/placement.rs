@@ -347,3 +347,36 @@ fn what_there_is_no_room_for_twice_is_kept_once() {
             .all(|replica| replica.segment != full)
     );
 }
+
+/// In how many of the segments objects come to lie when there are many more objects than segments, and the
+/// most in one.
+fn spread(strategy: Strategy) -> (usize, usize) {
+    let world = World::with(StateConfig {
+        strategy,
+        ..StateConfig::default()
+    });
+    for n in 0..4 {
+        world.node_on(&format!("n{n}"), 16 * MIB, n);
+    }
+    let client = world.client_on(2);
+    let mut objects = std::collections::HashMap::<SegmentId, usize>::new();
+    for n in 0..200 {
+        let started = put(&world, &client, &format!("k{n}"), 1000, &config(1));
+        *objects.entry(started.replicas[0].segment).or_default() += 1;
+    }
+    (objects.len(), objects.into_values().max().unwrap())
+}
+
+#[test]
+fn strategies_spread_objects_as_they_say() {
+    assert_eq!(spread(Strategy::Roomiest), (4, 50), "in turn");
+    assert_eq!(
+        spread(Strategy::LocalFirst),
+        (1, 200),
+        "on the caller's host"
+    );
+    let (segments, most) = spread(Strategy::RoomierOfTwo);
+    assert!(segments == 4 && most < 60, "{most} in one");
+    let (segments, most) = spread(Strategy::Random);
+    assert!(segments == 4 && (51..100).contains(&most), "{most} in one");
+}

@@ -54,7 +54,7 @@ pub fn decode_ticket(metadata: &MetadataMap) -> Result<Option<Ticket>, WireError
 fn status_code(refusal: &Refusal) -> Code {
     match refusal {
         Refusal::InvalidArgument { .. } => Code::InvalidArgument,
-        Refusal::NotFound | Refusal::UnknownMember => Code::NotFound,
+        Refusal::NotFound | Refusal::UnknownMember | Refusal::UnknownTenant => Code::NotFound,
         Refusal::AlreadyExists => Code::AlreadyExists,
         Refusal::InProgress | Refusal::Superseded => Code::Aborted,
         Refusal::NotReady
@@ -62,7 +62,9 @@ fn status_code(refusal: &Refusal) -> Code {
         | Refusal::LeaseExpired
         | Refusal::WrongTerm
         | Refusal::Version { .. } => Code::FailedPrecondition,
-        Refusal::NoSpace { .. } | Refusal::TooLarge { .. } => Code::ResourceExhausted,
+        Refusal::NoSpace { .. } | Refusal::TooLarge { .. } | Refusal::QuotaExceeded => {
+            Code::ResourceExhausted
+        }
         Refusal::Unreachable | Refusal::ShuttingDown => Code::Unavailable,
         Refusal::Unauthenticated => Code::Unauthenticated,
         Refusal::Unknown { .. } => Code::Unknown,

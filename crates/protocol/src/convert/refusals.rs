@@ -27,6 +27,8 @@ fn code(refusal: &Refusal) -> i32 {
         Refusal::Version { .. } => wire::Refusal::Version,
         Refusal::ShuttingDown => wire::Refusal::ShuttingDown,
         Refusal::TooLarge { .. } => wire::Refusal::TooLarge,
+        Refusal::QuotaExceeded => wire::Refusal::QuotaExceeded,
+        Refusal::UnknownTenant => wire::Refusal::UnknownTenant,
         Refusal::Unknown { code } => return *code,
     };
     known.into()
@@ -65,6 +67,8 @@ fn decode(
         wire::Refusal::Version => Refusal::Version { detail },
         wire::Refusal::ShuttingDown => Refusal::ShuttingDown,
         wire::Refusal::TooLarge => Refusal::TooLarge { detail },
+        wire::Refusal::QuotaExceeded => Refusal::QuotaExceeded,
+        wire::Refusal::UnknownTenant => Refusal::UnknownTenant,
     }))
 }
 

@@ -72,6 +72,8 @@ fn of_refusal(refusal: &Refusal, call: Call) -> ResultCode {
         Refusal::LeaseExpired => ResultCode::LEASE_EXPIRED,
         Refusal::NoSpace { .. } => ResultCode::NO_SPACE,
         Refusal::Superseded => ResultCode::NOT_OWNER,
+        Refusal::QuotaExceeded => ResultCode::WRITE_ENDED,
+        Refusal::UnknownTenant => ResultCode::UNKNOWN_TENANT,
         Refusal::UnknownMember
         | Refusal::WrongTerm
         | Refusal::Unauthenticated

@@ -130,11 +130,13 @@ impl StoreClient {
     pub fn new(
         link: &MasterLink,
         engine: Engine,
-        config: ClientConfig,
+        mut config: ClientConfig,
     ) -> Result<Self, StoreError> {
         check_generations(&engine)?;
         let runtime = Handle::current();
-        let link = link.with_tenant(config.tenant.clone());
+        let link = link.with_tenant(config.tenant);
+        // The records in front of objects name the key space, not what the caller called it.
+        config.tenant = link.tenant().clone();
         let events = link
             .session_events()
             .ok_or_else(|| StoreError::InvalidConfig {

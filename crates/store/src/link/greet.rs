@@ -6,6 +6,7 @@
 //! whole attempt runs under the caller's deadline.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -161,6 +162,9 @@ async fn greet(shared: &Shared, channel: Channel) -> Result<Established, StoreEr
     let joined = joined(shared, id, &mut inbound).await?;
     let term = Term(joined.term);
     let life = shared.begin_life(term, joined.fresh);
+    shared
+        .shares_tenants
+        .store(joined.shared_tenants, Ordering::Relaxed);
     let (least, most) = HEARTBEAT_RANGE;
     Ok(Established {
         connection: Arc::new(Connection::new(wires, term, life, channel, ticket)),

@@ -46,6 +46,7 @@ pub use types::{
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use layercake_protocol::ids::ClientId;
@@ -88,7 +89,6 @@ impl MasterLink {
         connector: impl Connector,
     ) -> Result<Self, StoreError> {
         config.validate()?;
-        let tenant = config.tenant.clone();
         let shared = Arc::new(Shared::new(config));
         let guard = shared.cancel.clone().drop_guard();
         let established = greet::establish(&shared, &connector).await?;
@@ -102,22 +102,34 @@ impl MasterLink {
         shared
             .tracker
             .spawn(supervise::empty_outbox(Arc::clone(&shared)));
-        Ok(Self {
+        let tenant = shared.config.tenant.clone();
+        let link = Self {
             inner: Arc::new(Inner {
                 shared,
                 _stops_tasks: guard,
             }),
-            tenant,
-        })
+            tenant: Tenant::default(),
+        };
+        Ok(link.with_tenant(tenant))
     }
 
-    /// This link for the keys of another tenant.
+    /// This link for the keys of another tenant: the default one, at a master that
+    /// [shares one key space among all](Self::shares_tenants).
     #[must_use]
     pub fn with_tenant(&self, tenant: Tenant) -> Self {
         Self {
             inner: Arc::clone(&self.inner),
-            tenant,
+            tenant: if self.shares_tenants() {
+                Tenant::default()
+            } else {
+                tenant
+            },
         }
+    }
+
+    /// Whether the master puts all tenants' keys into one key space, as it said when this member joined.
+    pub fn shares_tenants(&self) -> bool {
+        self.shared().shares_tenants.load(Ordering::Relaxed)
     }
 
     /// The namespace of the keys in this handle's calls.

@@ -7,7 +7,7 @@
 //! that is harmless, and has until its own deadline.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use layercake_protocol::error::{Refusal, WireError};
@@ -98,6 +98,8 @@ pub(super) struct Shared {
     state: watch::Sender<LinkState>,
     membership: Mutex<(Term, Life)>,
     requests: AtomicU64,
+    /// The master puts all tenants' keys into one key space; told with each join.
+    pub(super) shares_tenants: AtomicBool,
 }
 
 impl Shared {
@@ -117,6 +119,7 @@ impl Shared {
             state: watch::Sender::new(LinkState::Connecting),
             membership: Mutex::new((Term(0), Life(0))),
             requests: AtomicU64::new(0),
+            shares_tenants: AtomicBool::new(false),
             config,
         }
     }

@@ -26,7 +26,7 @@ fn the_defaults_are_those_of_the_command_that_is_replaced() {
     assert_eq!(settings.rpc, open(50051));
     assert_eq!(settings.http, open(9003));
     assert_eq!(settings.metadata, None);
-    assert_eq!(settings.tenancy, Tenancy::Shared);
+    assert_eq!(settings.state.tenancy, Tenancy::Shared);
     assert_eq!(settings.state.lease, Duration::from_secs(10));
     assert_eq!(settings.state.max_soft_pin_ttl, Duration::from_hours(24));
 }
@@ -189,7 +189,7 @@ fn tenants_come_from_a_file_that_must_make_sense() {
     let Ok(Invocation::Run(settings)) = strict(text) else {
         panic!("refused");
     };
-    let Tenancy::Strict(quotas) = settings.tenancy else {
+    let Tenancy::Strict(quotas) = settings.state.tenancy else {
         panic!("not strict");
     };
     let quotas: Vec<_> = quotas.iter().map(|(t, q)| (t.as_str(), *q)).collect();

@@ -30,6 +30,7 @@ pub(super) fn join(
         heartbeat_every_ms: millis(core.heartbeat_every),
         client_ttl_ms: millis(core.state.terms().client_ttl),
         fresh: joined.fresh,
+        shared_tenants: core.state.shares_tenants(),
     }))
 }
 

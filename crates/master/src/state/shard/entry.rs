@@ -10,6 +10,7 @@ use std::sync::Arc;
 use layercake_protocol::ids::{Epoch, Generation};
 use layercake_protocol::replica::GRANULE;
 
+use crate::state::effects::Extent;
 use crate::state::groups::Group;
 use crate::state::moment::Moment;
 
@@ -159,6 +160,8 @@ pub(crate) struct Entry {
     pub(crate) phase: Phase,
     pub(crate) queue: Queue,
     pub(crate) flags: u8,
+    /// Replicas that the tenant is charged for; none where tenants have no quotas.
+    pub(crate) charged: u8,
 }
 
 impl Entry {
@@ -181,6 +184,7 @@ impl Entry {
             phase: Phase::Vacant,
             queue: Queue::None,
             flags: 0,
+            charged: 0,
         }
     }
 
@@ -193,9 +197,17 @@ impl Entry {
         matches!(self.phase, Phase::Reserved | Phase::Writing)
     }
 
-    /// Bytes that each replica asks of its segment.
-    pub(crate) fn place_len(&self) -> u64 {
-        u64::from(self.header_len) + self.size
+    /// What each replica asks of its segment.
+    pub(crate) fn extent(&self) -> Extent {
+        Extent {
+            header_len: self.header_len,
+            size: self.size,
+        }
+    }
+
+    /// Bytes that the tenant is charged for.
+    pub(crate) fn charge(&self) -> u64 {
+        self.size.saturating_mul(self.charged.into())
     }
 
     /// Smaller goes first: an earlier request, and within one the later block of the prefix.

@@ -178,7 +178,8 @@ impl Shard {
         self.readers.values().map(|r| r.len() as u64).sum()
     }
 
-    fn handle(&self, slot: u32) -> Handle {
+    /// Names the entry in a slot.
+    pub(crate) fn handle(&self, slot: u32) -> Handle {
         Handle {
             shard: self.number,
             slot,
@@ -231,11 +232,12 @@ impl Shard {
             group.remove(handle);
         }
         effects.count(reason, entry.size);
+        effects.discharge(entry.tenant, entry.charge());
         self.complete -= 1;
         if lease > now && !entry.places.is_empty() {
             entry.phase = Phase::Removed;
             entry.flags &= HAS_READERS;
-            effects.places(&entry.places, entry.place_len(), Fate::Hold);
+            effects.places(&entry.places, entry.extent(), Fate::Hold);
             self.removed.insert(entry.generation.0, slot);
             self.removed_due = self.removed_due.min(lease);
         } else {
@@ -250,7 +252,7 @@ impl Shard {
             self.readers.remove(&slot);
         }
         self.origins.release(entry.origin);
-        effects.places(&entry.places, entry.place_len(), fate);
+        effects.places(&entry.places, entry.extent(), fate);
     }
 }
 

@@ -24,6 +24,7 @@ use crate::state::config::StateConfig;
 use crate::state::effects::Dropped;
 use crate::state::groups::{Group, Handle};
 use crate::state::moment::Moment;
+use crate::state::tenants::Tenants;
 
 /// An open put session.
 #[derive(Debug)]
@@ -56,10 +57,26 @@ pub(crate) struct Reservation<'a> {
     pub(crate) upsert: bool,
     /// Names the claim until memory is found.
     pub(crate) claim: Generation,
+    /// Replicas that the tenant is charged for.
+    pub(crate) charged: u8,
+    /// Who charges it, where quotas rule.
+    pub(crate) quotas: Option<&'a Tenants>,
+}
+
+impl Reservation<'_> {
+    /// Charges the tenant, or refuses to.
+    fn charge(&self) -> Result<(), Refusal> {
+        let bytes = self.size.saturating_mul(self.charged.into());
+        match self.quotas {
+            Some(tenants) => tenants.charge(self.tenant, bytes),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Shard {
-    /// Claims a name. `alive` tells whether a place lies in a segment that is read from.
+    /// Claims a name. `alive` tells whether a place lies in a segment that is read from. The
+    /// tenant is charged when nothing else is in the way.
     pub(crate) fn reserve(
         &mut self,
         config: &StateConfig,
@@ -89,11 +106,13 @@ impl Shard {
             if !wanted.upsert {
                 return Err(Refusal::AlreadyExists);
             }
+            wanted.charge()?;
             if entry.has(REPLACING) {
                 self.drop_open(self.replacements[&slot], effects);
             }
             return Ok(self.claim(now, tag, wanted, Some(slot)));
         }
+        wanted.charge()?;
         Ok(self.claim(now, tag, wanted, None))
     }
 
@@ -134,6 +153,7 @@ impl Shard {
             phase: Phase::Reserved,
             queue: Queue::None,
             flags,
+            charged: wanted.charged,
         };
         let open = Open {
             writer: wanted.writer,
@@ -170,6 +190,11 @@ impl Shard {
         let entry = &mut self.slab[claim.slot];
         entry.generation = generation;
         entry.phase = Phase::Writing;
+        // With fewer replicas than wanted, the charge is less.
+        let given = u8::try_from(places.as_slice().len()).unwrap_or(u8::MAX);
+        let before = entry.charge();
+        entry.charged = entry.charged.min(given);
+        effects.discharge(entry.tenant, before - entry.charge());
         entry.places = places;
         self.prune(claim.slot, alive, effects);
         if self.slab[claim.slot].places.is_empty() {
@@ -194,11 +219,11 @@ impl Shard {
         effects: &mut Effects,
     ) {
         let entry = &mut self.slab[slot];
-        let len = entry.place_len();
+        let extent = entry.extent();
         entry.places.retain(|place| {
             let keep = alive(place);
             if !keep {
-                effects.place(place, len, Fate::Free);
+                effects.place(place, extent, Fate::Free);
             }
             keep
         });
@@ -327,7 +352,7 @@ impl Shard {
                 engine: open.engine,
                 in_doubt: false,
                 places: std::mem::take(&mut entry.places),
-                len: entry.place_len(),
+                extent: entry.extent(),
             });
         }
         self.vacate(slot, Fate::Free, effects);
@@ -350,6 +375,7 @@ impl Shard {
             key
         };
         let entry = &self.slab[slot];
+        effects.discharge(entry.tenant, entry.charge());
         if entry.has(WATCHED) {
             effects.settled.push((entry.tenant, key.clone()));
         }

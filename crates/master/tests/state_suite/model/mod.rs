@@ -46,6 +46,8 @@ struct Version {
     since: Moment,
     phase: Phase,
     places: Vec<Replica>,
+    /// Replicas that it was given.
+    charged: u64,
     readers: HashMap<ClientId, Moment>,
     lease: Moment,
     first_probe: Option<Moment>,
@@ -110,6 +112,8 @@ impl Model {
             release_after: RELEASE,
             client_ttl: Duration::from_mins(1),
             shards: 2,
+            // So that charges are kept.
+            tenancy: Tenancy::Strict([(Tenant::default(), u64::MAX)].into()),
             ..StateConfig::default()
         });
         let nodes = (0..NODES).map(|n| world.node(&format!("n{n}"), NODE_GRANULES * GRANULE));
@@ -325,6 +329,19 @@ impl Model {
             gauges.used_bytes,
             held + bytes(&[Phase::Open, Phase::Complete])
         );
+        let named = || {
+            let versions = self.versions.values();
+            versions.filter(|v| matches!(v.phase, Phase::Open | Phase::Complete))
+        };
+        let payload: u64 = named().map(|v| v.size * v.places.len() as u64).sum();
+        let payloads = self.world.state.payloads();
+        assert_eq!(
+            payloads.iter().map(|(_, bytes)| bytes).sum::<u64>(),
+            payload
+        );
+        let charged: u64 = named().map(|v| v.size * v.charged).sum();
+        let tenants = self.world.state.tenants().unwrap();
+        assert_eq!(tenants[0].charged_bytes, charged);
         assert_eq!(gauges.objects, self.complete.len() as u64);
         assert_eq!(gauges.put_sessions, self.open.len() as u64);
     }

@@ -67,6 +67,7 @@ impl Model {
                     hard,
                     since: now,
                     phase: Phase::Open,
+                    charged: started.replicas.len() as u64,
                     places: started.replicas,
                     readers: HashMap::new(),
                     lease: Moment::START,

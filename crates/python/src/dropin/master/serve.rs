@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::http;
+use super::http::{self, Admin, QuotaFile};
 
 /// Where the cluster's shared token comes from.
 const ENV_TOKEN: &str = "LAYERCAKE_TOKEN";
@@ -91,7 +91,6 @@ async fn serve(settings: Settings) -> Result<(), Failed> {
         token,
         shutdown_grace: GRACE,
         state: settings.state,
-        tenancy: settings.tenancy,
         ..MasterConfig::default()
     };
     // In this order: whoever finds the HTTP port open can connect to the master as well.
@@ -112,8 +111,12 @@ async fn serve(settings: Settings) -> Result<(), Failed> {
     let stop = CancellationToken::new();
     let _stopped = stop.clone().drop_guard();
     let mut servers = tokio::task::JoinSet::new();
-    let router = http::admin(master.monitor());
-    servers.spawn(http::serve(admin, router, stop.clone()));
+    let answers = Admin::new(
+        master.monitor(),
+        registry,
+        QuotaFile::new(settings.quota_file),
+    );
+    servers.spawn(http::serve(admin, answers.router(), stop.clone()));
     if let Some(metadata) = metadata {
         servers.spawn(http::serve(metadata, http::metadata(), stop.clone()));
     }

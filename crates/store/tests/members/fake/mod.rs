@@ -430,6 +430,7 @@ impl State {
         let done = Answer::Done(wire::Done {});
         match body {
             Body::Join(_) => Answer::Join(wire::JoinResponse {
+                shared_tenants: false,
                 term: self.nature.term,
                 heartbeat_every_ms: u64::try_from(self.nature.heartbeat_every.as_millis())
                     .expect("small"),

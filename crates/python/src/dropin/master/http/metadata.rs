@@ -15,14 +15,12 @@ pub(super) type Table = Arc<RwLock<HashMap<String, Bytes>>>;
 
 #[derive(Deserialize)]
 pub(super) struct Wanted {
-    key: Option<String>,
+    #[serde(default)]
+    key: String,
 }
 
-impl Wanted {
-    fn key(self) -> Result<String, Response> {
-        let missing = || (StatusCode::BAD_REQUEST, "Missing key parameter").into_response();
-        self.key.filter(|key| !key.is_empty()).ok_or_else(missing)
-    }
+fn missing() -> Response {
+    (StatusCode::BAD_REQUEST, "Missing key parameter").into_response()
 }
 
 fn not_found() -> Response {
@@ -30,11 +28,10 @@ fn not_found() -> Response {
 }
 
 pub(super) async fn get(State(table): State<Table>, Query(wanted): Query<Wanted>) -> Response {
-    let key = match wanted.key() {
-        Ok(key) => key,
-        Err(response) => return response,
-    };
-    let value = table.read().get(&key).cloned();
+    if wanted.key.is_empty() {
+        return missing();
+    }
+    let value = table.read().get(&wanted.key).cloned();
     let media = [(header::CONTENT_TYPE, "application/json")];
     value.map_or_else(not_found, |value| (media, value).into_response())
 }
@@ -44,21 +41,19 @@ pub(super) async fn put(
     Query(wanted): Query<Wanted>,
     value: Bytes,
 ) -> Response {
-    match wanted.key() {
-        Ok(key) => {
-            table.write().insert(key, value);
-            "metadata updated".into_response()
-        }
-        Err(response) => response,
+    if wanted.key.is_empty() {
+        return missing();
     }
+    table.write().insert(wanted.key, value);
+    "metadata updated".into_response()
 }
 
 pub(super) async fn delete(State(table): State<Table>, Query(wanted): Query<Wanted>) -> Response {
-    match wanted.key() {
-        Ok(key) => match table.write().remove(&key) {
-            Some(_) => "metadata deleted".into_response(),
-            None => not_found(),
-        },
-        Err(response) => response,
+    if wanted.key.is_empty() {
+        return missing();
+    }
+    match table.write().remove(&wanted.key) {
+        Some(_) => "metadata deleted".into_response(),
+        None => not_found(),
     }
 }

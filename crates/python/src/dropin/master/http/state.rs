@@ -1,13 +1,14 @@
-//! How the master is.
+//! Health and role.
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use layercake_master::Monitor;
 use serde_json::json;
 
-pub(super) async fn health(State(monitor): State<Monitor>) -> Response {
-    let serving = monitor.serving();
+use super::Admin;
+
+pub(super) async fn health(State(admin): State<Admin>) -> Response {
+    let serving = admin.monitor.serving();
     let status = if serving {
         StatusCode::OK
     } else {
@@ -25,7 +26,7 @@ pub(super) async fn health(State(monitor): State<Monitor>) -> Response {
     super::json(status, &body)
 }
 
-fn ha_state(serving: bool) -> &'static str {
+pub(super) fn ha_state(serving: bool) -> &'static str {
     if serving { "serving" } else { "stopping" }
 }
 
@@ -33,8 +34,8 @@ pub(super) async fn role() -> Response {
     super::text("leader")
 }
 
-pub(super) async fn ha_status(State(monitor): State<Monitor>) -> Response {
-    super::text(ha_state(monitor.serving()))
+pub(super) async fn ha_status(State(admin): State<Admin>) -> Response {
+    super::text(ha_state(admin.monitor.serving()))
 }
 
 pub(super) async fn leader() -> Response {

@@ -1,4 +1,0 @@
-//! The connector on a real store: a master, a node and clients in this process.
-
-mod cluster;
-mod scheduler;
