@@ -1,8 +1,12 @@
 //! Every transport beside the machine's own limit, in turns in one run, and what safety costs.
 //!
-//! Local and shm stand beside a plain copy of the same scattered pieces with as many threads, tcp
-//! beside raw loopback sockets with as many streams and writes of the same size. A round measures each
+//! Local and shm stand beside a plain copy of the same scattered pieces with as many threads. Batches of
+//! many pieces over tcp stand beside raw loopback sockets with as many streams and writes of the same
+//! size, single pieces beside a raw socket that sends one and waits for its answer. A round measures each
 //! once; the table has the medians.
+//!
+//! Raw sockets are measured twice: as the system makes them, and without the pacing that some congestion
+//! controls impose, which is the more they could do.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZero;
@@ -11,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use layercake_benches::driver::{Driver, Safety};
-use layercake_benches::limits::{RawSockets, Scatter, copy_scattered, scatter};
+use layercake_benches::limits::{Pace, RawSockets, Scatter, copy_scattered, scatter};
 use layercake_benches::peer::{Peer, serve_if_child};
 use layercake_benches::table::{Table, gigabytes_per_second, median};
 use layercake_protocol::endpoint::Endpoint;
@@ -65,6 +69,29 @@ impl Shape {
             .chunks(if self.many { self.places.len() } else { 1 })
     }
 
+    /// What of all is sent on each raw stream, and answered.
+    fn answered(&self, streams: usize) -> u64 {
+        if self.many {
+            self.bytes() / streams as u64
+        } else {
+            self.len
+        }
+    }
+
+    fn sockets(&self, pace: Pace) -> std::io::Result<RawSockets> {
+        let streams = streams();
+        let chunk = as_usize(self.len.min(1 << 20));
+        RawSockets::connect(streams, chunk, self.answered(streams), pace)
+    }
+
+    fn send(&self, raw: &mut RawSockets, data: &[u8]) -> std::io::Result<()> {
+        if self.many {
+            raw.send(data, self.answered(streams())).map(drop)
+        } else {
+            raw.round_trips(data, &self.places, as_usize(self.len))
+        }
+    }
+
     fn name(&self) -> String {
         let size = match self.len >> 20 {
             0 => format!("{} KiB", self.len >> 10),
@@ -72,6 +99,11 @@ impl Shape {
         };
         format!("{} x {size}", if self.many { self.places.len() } else { 1 })
     }
+}
+
+/// Connections of a tcp transport to its peer.
+fn streams() -> usize {
+    usize::from(EngineConfig::default().lanes.get())
 }
 
 fn as_usize(value: u64) -> usize {
@@ -82,7 +114,7 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
     let config = EngineConfig::default();
     let threads = usize::from(config.copy_threads.get()).max(1);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let streams = usize::from(config.lanes.get());
+    let streams = streams();
     println!(
         "GB/s, medians of {ROUNDS} rounds; {cores} cores, {threads} copy threads, {streams} streams"
     );
@@ -95,11 +127,13 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
         "shm w",
         "shm r",
         "socket",
+        "unpaced",
         "tcp w",
         "tcp r",
         "local/copy",
         "shm/copy",
         "tcp/socket",
+        "tcp/unpaced",
     ]);
     let source = vec![7; as_usize(MEMORY)];
     let mut target = vec![0; as_usize(MEMORY)];
@@ -107,10 +141,9 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
         for many in [false, true] {
             let shape = Shape::new(len, many);
             let mut copy = Vec::new();
-            let mut socket = Vec::new();
+            let mut sockets = [Vec::new(), Vec::new()];
             let mut moved = vec![Vec::new(); drivers.len() * 2];
-            let per_stream = shape.bytes() / streams as u64;
-            let mut raw = RawSockets::connect(streams, as_usize(len.min(1 << 20)), per_stream)?;
+            let mut raw = [shape.sockets(Pace::System)?, shape.sockets(Pace::None)?];
             for _ in 0..ROUNDS {
                 // The caller of a transfer takes part in copying, beside the copy threads.
                 let workers = if many { (threads + 1).min(cores) } else { 1 };
@@ -119,11 +152,13 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
                         copy_scattered(&source, &mut target, places, as_usize(len), workers);
                     }
                 }));
-                let mut sent = Ok(std::time::Duration::ZERO);
-                socket.push(gigabytes_per_second(shape.bytes(), || {
-                    sent = raw.send(&source, per_stream);
-                }));
-                sent?;
+                for (raw, speeds) in raw.iter_mut().zip(&mut sockets) {
+                    let mut sent = Ok(());
+                    speeds.push(gigabytes_per_second(shape.bytes(), || {
+                        sent = shape.send(raw, &source);
+                    }));
+                    sent?;
+                }
                 for (index, driver) in drivers.iter().enumerate() {
                     for (side, direction) in [Direction::Write, Direction::Read].iter().enumerate()
                     {
@@ -136,15 +171,15 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
                     }
                 }
             }
-            let (copy, socket) = (median(copy), median(socket));
+            let (copy, sockets) = (median(copy), sockets.map(median));
             let moved: Vec<f64> = moved.into_iter().map(median).collect();
             let mut cells = vec![shape.name(), number(copy)];
             cells.extend(moved[..4].iter().map(|value| number(*value)));
-            cells.push(number(socket));
+            cells.extend(sockets.map(number));
             cells.extend(moved[4..].iter().map(|value| number(*value)));
             cells.push(percent(moved[0].min(moved[1]) / copy));
             cells.push(percent(moved[2].min(moved[3]) / copy));
-            cells.push(percent(moved[4].min(moved[5]) / socket));
+            cells.extend(sockets.map(|socket| percent(moved[4].min(moved[5]) / socket)));
             table.row(cells);
         }
     }

@@ -4,6 +4,8 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 /// Where a piece lies in its source and in its destination, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Scatter {
@@ -75,6 +77,25 @@ pub fn copy_scattered(
 /// Memory of the far end of a raw connection.
 const SINK_BYTES: usize = 128 << 20;
 
+/// Who decides when the bytes of a raw connection go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Whatever congestion control the system is set to; some let timers decide, on loopback too.
+    System,
+    /// Nobody: as fast as the two ends can.
+    None,
+}
+
+impl Pace {
+    fn apply(self, stream: &TcpStream) -> io::Result<()> {
+        match self {
+            Self::System => Ok(()),
+            // Built into every kernel, and open to every process.
+            Self::None => SockRef::from(stream).set_tcp_congestion(b"reno"),
+        }
+    }
+}
+
 /// Raw loopback connections to threads that read (or write) as fast as they can.
 #[derive(Debug)]
 pub struct RawSockets {
@@ -85,7 +106,7 @@ pub struct RawSockets {
 impl RawSockets {
     /// Connects `streams` sockets whose far ends take in whatever comes and answer each `total` bytes
     /// with one byte.
-    pub fn connect(streams: usize, chunk: usize, total: u64) -> io::Result<Self> {
+    pub fn connect(streams: usize, chunk: usize, total: u64, pace: Pace) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let mut near = Vec::with_capacity(streams);
@@ -94,6 +115,8 @@ impl RawSockets {
             stream.set_nodelay(true)?;
             let (far, _) = listener.accept()?;
             far.set_nodelay(true)?;
+            pace.apply(&stream)?;
+            pace.apply(&far)?;
             std::thread::Builder::new()
                 .name("raw-sink".to_owned())
                 .spawn(move || sink(far, chunk, total))?;
@@ -142,11 +165,15 @@ impl RawSockets {
         Ok(start.elapsed())
     }
 
-    /// One message of `len` bytes and its answer on the first stream.
-    pub fn round_trip(&mut self, data: &[u8]) -> io::Result<()> {
+    /// Sends pieces one by one on the first stream, each when the one before was answered. A piece is as
+    /// long as what is answered, the `total` of [`connect`](Self::connect).
+    pub fn round_trips(&mut self, data: &[u8], places: &[Scatter], len: usize) -> io::Result<()> {
         let stream = &mut self.streams[0];
-        stream.write_all(data)?;
-        stream.read_exact(&mut [0])
+        for place in places {
+            stream.write_all(&data[place.from..place.from + len])?;
+            stream.read_exact(&mut [0])?;
+        }
+        Ok(())
     }
 }
 

@@ -9,12 +9,20 @@ use crate::run;
 
 /// Which of our crates each crate may use in its normal build. Benches and xtask are free, and so
 /// are the tests of every crate.
-const ALLOWED: [(&str, &[&str]); 6] = [
+const ALLOWED: [(&str, &[&str]); 7] = [
     ("layercake-protocol", &[]),
     ("layercake-transport", &["layercake-protocol"]),
     (
         "layercake-store",
         &["layercake-protocol", "layercake-transport"],
+    ),
+    (
+        "layercake-connector",
+        &[
+            "layercake-protocol",
+            "layercake-transport",
+            "layercake-store",
+        ],
     ),
     // The master moves no bytes: it knows the messages and nothing else.
     ("layercake-master", &["layercake-protocol"]),
@@ -24,6 +32,7 @@ const ALLOWED: [(&str, &[&str]); 6] = [
             "layercake-protocol",
             "layercake-transport",
             "layercake-store",
+            "layercake-connector",
             "layercake-master",
         ],
     ),
@@ -33,6 +42,7 @@ const ALLOWED: [(&str, &[&str]); 6] = [
             "layercake-protocol",
             "layercake-transport",
             "layercake-store",
+            "layercake-connector",
             "layercake-master",
         ],
     ),

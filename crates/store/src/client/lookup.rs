@@ -132,6 +132,17 @@ impl StoreClient {
         Ok(hit)
     }
 
+    /// One window of a longer prefix, for callers who ask step by step: as
+    /// [`longest_prefix`](Self::longest_prefix), but with what the first key that can't be read is, under
+    /// the epoch of the windows before. States behind that key mean nothing.
+    pub async fn probe_prefix(
+        &self,
+        keys: &[ObjectKey],
+        recency: Recency,
+    ) -> Result<Existence, StoreError> {
+        self.presence(keys, recency, true, true).await
+    }
+
     /// Sizes of objects in bytes. Grants each a lease, which runs out by itself.
     pub async fn sizes(&self, keys: &[ObjectKey]) -> Vec<Result<u64, StoreError>> {
         self.find(keys, |found, _| found.size).await

@@ -105,8 +105,8 @@ const MAX_UNSENT_HEADS: usize = 256 << 10;
 /// Bytes that are moved in one turn before others get theirs.
 const TURN_BYTES: usize = 4 << 20;
 
-/// Answers go out after so many bytes at the latest, for the peer's window to move on.
-const ANSWER_AFTER: usize = 512 << 10;
+/// Answers go out after so many bytes at the latest, for the peer's window to move on; each wakes it.
+const ANSWER_AFTER: usize = 1 << 20;
 
 /// So long after the last look, a peer may have gone and its event not have been seen.
 const GAP: Duration = Duration::from_millis(500);

@@ -392,6 +392,7 @@ impl EventLoop {
             tracing::debug!(%peer, %error, "a connection ended at once");
             return;
         }
+        socket::unpace_on_host(&stream);
         self.conns.insert(
             token,
             Conn::new(stream, peer, guest, Arc::clone(&self.context), now),

@@ -105,7 +105,7 @@ impl Link {
     ) -> Result<bool, PieceError> {
         if let Self::Connecting { stream, until } = self {
             match socket::connected(stream) {
-                Ok(true) => {}
+                Ok(true) => socket::unpace_on_host(stream),
                 Ok(false) => return Ok(false),
                 Err(error) => {
                     tracing::debug!(%error, "connecting failed");

@@ -8,25 +8,96 @@ from __future__ import annotations
 
 from layercake._native import mooncake_store as _native
 
+from mooncake._buffers import (
+    BufferLease,
+    BufferLeaseView,
+    BufferPool,
+    MooncakeHostMemAllocator,
+    RegisteredBufferLease,
+    RegisteredBufferLeaseView,
+    RegisteredBufferPool,
+)
+from mooncake._engram import EngramStore, EngramStoreConfig
 from mooncake._enums import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
+from mooncake._host import MooncakeDistributedNoFRegister, bind_to_numa_node, get_alloc_func_addr, get_free_func_addr
+from mooncake._parallel import ParallelAxis, ParallelCalls, ReadTarget, TensorParallelism
 from mooncake._replicas import Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor, complete
+from mooncake._unsupported import UnsupportedCalls
 
 __all__ = [
+    "ACTIVATION",
+    "COMPLETE",
+    "FAILED",
+    "GENERAL",
+    "GRADIENT",
+    "INITIALIZED",
+    "KVCACHE",
+    "METADATA",
+    "OPTIMIZER_STATE",
+    "PENDING",
+    "PROCESSING",
+    "REMOVED",
+    "REPLICA_COPY",
+    "REPLICA_MOVE",
+    "SAMPLE",
+    "SUCCESS",
+    "TENSOR",
+    "UNDEFINED",
+    "UNKNOWN",
+    "WEIGHT",
     "BufferHandle",
+    "BufferLease",
+    "BufferLeaseView",
+    "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "MemoryDescriptor",
+    "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
+    "ReadTarget",
+    "RegisteredBufferLease",
+    "RegisteredBufferLeaseView",
+    "RegisteredBufferPool",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
+    "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
 ]
 
 BufferHandle = _native.BufferHandle
+
+# Members of the enumerations, which Mooncake has as names of the module, too.
+ACTIVATION = ObjectDataType.ACTIVATION
+COMPLETE = ReplicaStatus.COMPLETE
+FAILED = TaskStatus.FAILED
+GENERAL = ObjectDataType.GENERAL
+GRADIENT = ObjectDataType.GRADIENT
+INITIALIZED = ReplicaStatus.INITIALIZED
+KVCACHE = ObjectDataType.KVCACHE
+METADATA = ObjectDataType.METADATA
+OPTIMIZER_STATE = ObjectDataType.OPTIMIZER_STATE
+PENDING = TaskStatus.PENDING
+PROCESSING = TaskStatus.PROCESSING
+REMOVED = ReplicaStatus.REMOVED
+REPLICA_COPY = TaskType.REPLICA_COPY
+REPLICA_MOVE = TaskType.REPLICA_MOVE
+SAMPLE = ObjectDataType.SAMPLE
+SUCCESS = TaskStatus.SUCCESS
+TENSOR = ObjectDataType.TENSOR
+UNDEFINED = ReplicaStatus.UNDEFINED
+UNKNOWN = ObjectDataType.UNKNOWN
+WEIGHT = ObjectDataType.WEIGHT
 
 
 class ReplicateConfig(_native.ReplicateConfig):
@@ -78,7 +149,7 @@ def _member(kind, value):
     return int(value)
 
 
-class MooncakeDistributedStore(_native.MooncakeDistributedStore):
+class MooncakeDistributedStore(ParallelCalls, UnsupportedCalls, _native.MooncakeDistributedStore):
     """A client of the store, which may lend memory to it. See ``setup``.
 
     Calls of any number of threads overlap, and release the interpreter lock while bytes move or the network is waited for. When

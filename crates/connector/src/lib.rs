@@ -1,0 +1,25 @@
+//! What an inference engine links to save and load its paged KV cache layer by layer.
+//!
+//! The scheduler side plans, the worker side moves bytes; both are engine-independent. Decisions are
+//! pure state machines; the shells around them use the store's client on a runtime that the engine
+//! gives. Contract: `docs/contracts/connector.md`.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`contract`] | types and traits between engine and connector |
+//! | [`options`], [`checks`] | settings and start-up checks, refused by name |
+//! | [`request`], [`lookup`], [`scheduler`] | the scheduler side |
+//! | [`keys`], [`stats`] | names of objects; counters and reasons |
+#![forbid(unsafe_code)]
+
+pub mod checks;
+pub mod contract;
+mod error;
+pub mod keys;
+pub mod lookup;
+pub mod options;
+pub mod request;
+pub mod scheduler;
+pub mod stats;
+
+pub use error::ConnectorError;

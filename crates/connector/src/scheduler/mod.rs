@@ -1,0 +1,228 @@
+//! The scheduler side on a store.
+//!
+//! [`Planner`] decides; this shell runs its questions as tasks on the engine's runtime and brings the
+//! answers back through a channel that is emptied at every call. No call waits for the store. Tasks
+//! belong to the scheduler and end with it; each has a deadline.
+
+mod entry;
+mod pays;
+mod planner;
+mod seen;
+
+pub use pays::Payoff;
+pub use planner::{Planner, PlannerConfig, Question};
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::{Presence, Recency};
+use layercake_store::StoreClient;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use crate::checks::{Checked, Deployment};
+use crate::contract::{
+    Absorbed, FreeBlocks, Matched, RequestId, RequestView, SchedulerSide, StepMetadata, StepPlan,
+    WorkerResults,
+};
+use crate::error::ConnectorError;
+use crate::keys::BlockKeys;
+use crate::lookup::{Found, KeyState, Lookup};
+use crate::options::Options;
+use crate::request::Limits;
+use crate::stats::{ConnectorStats, Counters, MissReason};
+
+/// How long an answer may be acted upon: half of the lease that a probe grants by default.
+const ANSWER_LIFE: Duration = Duration::from_secs(5);
+
+type Answer = (Question, Result<Found, MissReason>);
+
+/// The scheduler side of the layerwise store connector.
+#[derive(Debug)]
+pub struct StoreScheduler {
+    planner: Planner,
+    keys: Arc<BlockKeys>,
+    options: Options,
+    store: StoreClient,
+    runtime: Handle,
+    lookups: JoinSet<()>,
+    answer: Sender<Answer>,
+    answers: Receiver<Answer>,
+    start: Instant,
+    counters: Arc<Counters>,
+}
+
+impl StoreScheduler {
+    /// Checks the deployment and makes its scheduler side. Look-ups run on `runtime`.
+    pub fn new(
+        deployment: &Deployment,
+        options: Options,
+        store: StoreClient,
+        runtime: Handle,
+    ) -> Result<Self, ConnectorError> {
+        let checked = deployment.check(&options)?;
+        let keys = Arc::new(BlockKeys::new(deployment, &checked)?);
+        let counters = Arc::new(Counters::default());
+        let planner = Planner::new(
+            planner_config(deployment, &checked, &options)?,
+            Arc::clone(&counters),
+        );
+        let (answer, answers) = channel();
+        Ok(Self {
+            planner,
+            keys,
+            options,
+            store,
+            runtime,
+            lookups: JoinSet::new(),
+            answer,
+            answers,
+            start: Instant::now(),
+            counters,
+        })
+    }
+
+    /// Counters of this side.
+    pub fn stats(&self) -> ConnectorStats {
+        self.counters.snapshot()
+    }
+
+    /// Requests that have not ended.
+    pub fn open_requests(&self) -> usize {
+        self.planner.len()
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn take_answers(&mut self) {
+        while self.lookups.try_join_next().is_some() {}
+        while let Ok((question, answer)) = self.answers.try_recv() {
+            self.planner
+                .answered(&question, answer, self.start.elapsed());
+        }
+    }
+
+    fn ask(&mut self, question: Question) {
+        let keys = match self.keys.block_major(&question.hashes) {
+            Ok(keys) => keys,
+            Err(error) => {
+                tracing::warn!(%error, request = %question.request, "no keys can be made of these block hashes");
+                let answer = Err(MissReason::NeverStored);
+                self.planner
+                    .answered(&question, answer, self.start.elapsed());
+                return;
+            }
+        };
+        let lookup = Lookup::new(
+            question.hashes.len(),
+            self.keys.ranks(),
+            self.options.lookup_window_blocks,
+        );
+        let (store, answer) = (self.store.clone(), self.answer.clone());
+        let deadline = self.options.lookup_timeout;
+        self.lookups.spawn_on(
+            async move {
+                let asked = tokio::time::timeout(deadline, run(&store, &keys, lookup)).await;
+                let found = asked.unwrap_or(Err(MissReason::TimeOut));
+                // Nobody is left to be told once the scheduler is gone.
+                drop(answer.send((question, found)));
+            },
+            &self.runtime,
+        );
+    }
+}
+
+/// Asks window after window.
+async fn run(
+    store: &StoreClient,
+    keys: &[ObjectKey],
+    mut lookup: Lookup,
+) -> Result<Found, MissReason> {
+    while let Some(window) = lookup.next() {
+        let recency = Recency {
+            epoch: lookup.epoch(),
+            first_index: u32::try_from(window.start).unwrap_or(u32::MAX),
+        };
+        let answer = store.probe_prefix(&keys[window], recency).await;
+        let answer = answer.map_err(|error| {
+            tracing::debug!(%error, "a look-up counts as a miss");
+            MissReason::Master
+        })?;
+        let states: Vec<KeyState> = answer.states.iter().map(|state| state_of(*state)).collect();
+        lookup.answer(&states, answer.epoch, answer.keys_queried);
+    }
+    Ok(lookup.found())
+}
+
+fn state_of(presence: Presence) -> KeyState {
+    match presence {
+        Presence::Complete => KeyState::Readable,
+        Presence::Reserved => KeyState::Reserved,
+        Presence::Absent => KeyState::Absent,
+    }
+}
+
+fn planner_config(
+    deployment: &Deployment,
+    checked: &Checked,
+    options: &Options,
+) -> Result<PlannerConfig, ConnectorError> {
+    let block_size = NonZeroU64::new(deployment.block_size.into());
+    Ok(PlannerConfig {
+        block_size: block_size.ok_or(ConnectorError::Unsupported {
+            setting: "block_size",
+            value: "0".to_owned(),
+            accepted: "at least 1 token is needed",
+        })?,
+        ranks: deployment.tp_size,
+        object_len: checked.layout.object_len(),
+        role: options.role,
+        policy: options.failure_policy,
+        save_decode_cache: options.save_decode_cache,
+        restore: !deployment.retains_blocks,
+        decline_slow_loads: options.decline_slow_loads,
+        limits: Limits {
+            lookup: options.lookup_timeout,
+            answer: ANSWER_LIFE,
+            drain: options.layer_timeout.saturating_mul(2),
+        },
+    })
+}
+
+impl SchedulerSide for StoreScheduler {
+    fn matched_tokens(&mut self, request: &RequestView<'_>) -> Matched {
+        self.take_answers();
+        let (matched, question) = self.planner.matched(request, self.now());
+        if let Some(question) = question {
+            self.ask(question);
+        }
+        matched
+    }
+
+    fn after_allocation(
+        &mut self,
+        request: &RequestId,
+        external: u64,
+    ) -> Result<(), ConnectorError> {
+        self.planner.allocated(request, external)
+    }
+
+    fn build_metadata(&mut self, plan: &StepPlan<'_>) -> Result<StepMetadata, ConnectorError> {
+        self.planner.plan(plan)
+    }
+
+    fn request_finished(&mut self, request: &RequestId) -> FreeBlocks {
+        let now = self.now();
+        self.planner.finished(request, now)
+    }
+
+    fn absorb(&mut self, results: &[WorkerResults]) -> Absorbed {
+        let now = self.now();
+        self.planner.absorb(results, now)
+    }
+}

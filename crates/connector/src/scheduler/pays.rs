@@ -1,0 +1,95 @@
+//! Whether a load is faster than computing (C6). Pure.
+//!
+//! Two rates are smoothed from what workers report: bytes loaded per second, and tokens computed per
+//! second. Until both are known every load is taken. One in sixteen that would be declined is taken
+//! all the same, so that a store that has become fast is noticed.
+
+/// Reports of each kind before anything is declined.
+const WARM_UP: u32 = 8;
+const EXPLORE_EVERY: u32 = 16;
+/// Weight of a new report.
+const WEIGHT: f64 = 0.2;
+
+/// The two rates.
+#[derive(Clone, Debug, Default)]
+pub struct Payoff {
+    bytes_per_second: Rate,
+    tokens_per_second: Rate,
+    declined: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    value: f64,
+    reports: u32,
+}
+
+impl Rate {
+    fn note(&mut self, amount: u64, micros: u64) {
+        if amount == 0 || micros == 0 {
+            return;
+        }
+        let rate = amount as f64 / (micros as f64 / 1e6);
+        self.value = if self.reports == 0 {
+            rate
+        } else {
+            self.value + WEIGHT * (rate - self.value)
+        };
+        self.reports = self.reports.saturating_add(1);
+    }
+
+    fn known(self) -> Option<f64> {
+        (self.reports >= WARM_UP).then_some(self.value)
+    }
+}
+
+impl Payoff {
+    /// One rank's loads of a step.
+    pub fn note_load(&mut self, bytes: u64, micros: u64) {
+        self.bytes_per_second.note(bytes, micros);
+    }
+
+    /// A step's computation.
+    pub fn note_compute(&mut self, tokens: u64, micros: u64) {
+        self.tokens_per_second.note(tokens, micros);
+    }
+
+    /// Whether loading `bytes` per rank is worth saving the computation of `tokens`.
+    pub fn pays(&mut self, bytes: u64, tokens: u64) -> bool {
+        let (Some(load), Some(compute)) = (
+            self.bytes_per_second.known(),
+            self.tokens_per_second.known(),
+        ) else {
+            return true;
+        };
+        if bytes as f64 / load <= tokens as f64 / compute {
+            return true;
+        }
+        self.declined = self.declined.wrapping_add(1);
+        self.declined.is_multiple_of(EXPLORE_EVERY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_store_is_declined_but_tried_again_and_taken_when_it_is_fast() {
+        let mut payoff = Payoff::default();
+        assert!(payoff.pays(u64::MAX, 1), "nothing is known");
+        for _ in 0..WARM_UP {
+            payoff.note_load(1_000, 1_000_000);
+            payoff.note_compute(100, 1_000_000);
+        }
+        payoff.note_load(0, 5);
+        payoff.note_compute(7, 0);
+        assert!(payoff.pays(1_000, 100), "as fast as computing");
+        let taken = (0..160).filter(|_| payoff.pays(2_000, 100)).count();
+        assert_eq!(taken, 10, "one in sixteen");
+        for _ in 0..20 {
+            payoff.note_load(1_000_000, 1_000_000);
+        }
+        assert!((0..100).all(|_| payoff.pays(2_000, 100)));
+    }
+}

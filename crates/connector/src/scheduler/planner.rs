@@ -1,0 +1,449 @@
+//! The scheduler side without the store: what to ask, what to load, what to save. Pure.
+//!
+//! Time and the store's answers come in as values, questions go out as values. The planner keeps, per
+//! request, the state machine of [`request`](crate::request), the table as it was last told to the
+//! workers, and how far blocks are known to be stored or were handed out to be saved. The invariants:
+//! a block is in a load span only if an answer to this request's question has it in its prefix; a block
+//! that such an answer has is in no save span; no block is in two save spans of one attempt.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use layercake_protocol::ids::Epoch;
+
+use super::entry::Entry;
+use super::pays::Payoff;
+use super::seen::Seen;
+use crate::contract::{
+    Absorbed, BlockHash, BlockId, FreeBlocks, METADATA_VERSION, Matched, RequestId, RequestStep,
+    RequestView, ScheduledRequest, Span, StepMetadata, StepPlan, WorkerResults,
+};
+use crate::error::ConnectorError;
+use crate::lookup::{Found, KeyState};
+use crate::options::{FailurePolicy, Role};
+use crate::request::{End, Hit, Limits, Progress, QuestionId, Verdict};
+use crate::stats::{Counters, MissReason};
+
+/// Steps whose number of tokens is remembered until their results come.
+const STEPS_REMEMBERED: usize = 16;
+
+/// What a planner has to know.
+#[derive(Clone, Debug)]
+pub struct PlannerConfig {
+    /// Tokens in a block.
+    pub block_size: NonZeroU64,
+    /// Workers that report.
+    pub ranks: u32,
+    /// Bytes of a block's object on one rank.
+    pub object_len: u64,
+    /// Who saves and loads.
+    pub role: Role,
+    /// What a failed load means.
+    pub policy: FailurePolicy,
+    /// Save blocks with generated tokens, too.
+    pub save_decode_cache: bool,
+    /// Committed blocks come back for later chunks.
+    pub restore: bool,
+    /// Decline loads that are slower than computing.
+    pub decline_slow_loads: bool,
+    /// Limits of waits.
+    pub limits: Limits,
+}
+
+/// A question for the store.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Whose.
+    pub request: RequestId,
+    /// Which.
+    pub id: QuestionId,
+    /// The blocks.
+    pub hashes: Vec<BlockHash>,
+}
+
+/// The state of all requests.
+#[derive(Debug)]
+pub struct Planner {
+    config: PlannerConfig,
+    requests: HashMap<RequestId, Entry>,
+    preempted: BTreeSet<RequestId>,
+    finished: Vec<RequestId>,
+    seen: Seen,
+    payoff: Payoff,
+    steps: VecDeque<(u64, u64)>,
+    step: u64,
+    counters: Arc<Counters>,
+}
+
+impl Planner {
+    /// A planner without requests.
+    pub fn new(config: PlannerConfig, counters: Arc<Counters>) -> Self {
+        Self {
+            config,
+            requests: HashMap::new(),
+            preempted: BTreeSet::new(),
+            finished: Vec::new(),
+            seen: Seen::default(),
+            payoff: Payoff::default(),
+            steps: VecDeque::new(),
+            step: 0,
+            counters,
+        }
+    }
+
+    /// Requests that have not ended.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// What the store has of a request beyond what the engine has, and what to ask for that.
+    pub fn matched(
+        &mut self,
+        view: &RequestView<'_>,
+        now: Duration,
+    ) -> (Matched, Option<Question>) {
+        let nothing = (Matched::Tokens(0), None);
+        let size = self.config.block_size.get();
+        // One token is left to compute: a hit is of no use beyond the rest.
+        let useful = view.tokens.saturating_sub(1);
+        let entry = self
+            .requests
+            .entry(view.request.clone())
+            .or_insert_with(|| Entry::new(self.config.limits));
+        entry.offered = 0;
+        let blocks = view.hashes.len().min(to_usize(view.tokens / size));
+        if !self.config.role.loads() || useful <= view.computed || blocks == 0 {
+            return nothing;
+        }
+        let hashes = &view.hashes[..blocks];
+        match entry.machine.look_up(view.tokens, blocks, now) {
+            Progress::Wait => (Matched::NotKnownYet, None),
+            Progress::Ask(id) => {
+                self.counters.lookups.add(1);
+                entry.missed = false;
+                let question = Question {
+                    request: view.request.clone(),
+                    id,
+                    hashes: hashes.to_vec(),
+                };
+                (Matched::NotKnownYet, Some(question))
+            }
+            Progress::TooLate => {
+                entry.miss_once(&self.counters, MissReason::TimeOut, blocks as u64);
+                nothing
+            }
+            Progress::Never => {
+                if entry.machine.computes() {
+                    entry.miss_once(&self.counters, MissReason::AfterFailure, blocks as u64);
+                }
+                nothing
+            }
+            Progress::Known(hit) => {
+                let end = (hit.blocks as u64).saturating_mul(size).min(useful);
+                let tokens = end.saturating_sub(view.computed);
+                let loads = end.div_ceil(size) - (view.computed / size).min(end.div_ceil(size));
+                let bytes = loads.saturating_mul(self.config.object_len);
+                if tokens > 0 && self.config.decline_slow_loads && !self.payoff.pays(bytes, tokens)
+                {
+                    self.counters.miss(MissReason::DoesNotPay, loads);
+                    return nothing;
+                }
+                entry.offered = tokens;
+                (Matched::Tokens(tokens), None)
+            }
+        }
+    }
+
+    /// The store's answer to a question. An error counts as a miss of all its blocks.
+    pub fn answered(
+        &mut self,
+        question: &Question,
+        answer: Result<Found, MissReason>,
+        now: Duration,
+    ) {
+        let found = answer.as_ref().copied().unwrap_or(Found {
+            blocks: 0,
+            missing: None,
+            epoch: Epoch::UNSET,
+            keys_queried: 0,
+        });
+        self.counters.keys_queried.add(found.keys_queried);
+        let hit = Hit {
+            blocks: found.blocks.min(question.hashes.len()),
+            epoch: found.epoch,
+        };
+        let asked = self.requests.get_mut(&question.request);
+        let Some(entry) = asked.filter(|entry| {
+            // A late answer changes nothing, whoever it was for.
+            !entry.machine.is_over()
+        }) else {
+            self.counters.late_answers.add(1);
+            return;
+        };
+        if !entry.machine.answer(question.id, hit, now) {
+            self.counters.late_answers.add(1);
+            return;
+        }
+        entry.epoch = hit.epoch;
+        entry.settled = hit.blocks;
+        self.counters.hit_blocks.add(hit.blocks as u64);
+        let (known, rest) = question.hashes.split_at(hit.blocks);
+        let reason = match (answer, found.missing, rest.first()) {
+            (Err(reason), ..) => Some(reason),
+            (_, _, None) => None,
+            (_, Some(KeyState::Reserved), _) => Some(MissReason::InProgress),
+            (_, _, Some(first)) if self.seen.contains(first) => Some(MissReason::Evicted),
+            _ => Some(MissReason::NeverStored),
+        };
+        if let Some(reason) = reason {
+            self.counters.miss(reason, rest.len() as u64);
+        }
+        self.seen.note(known);
+    }
+
+    /// The engine loads `external` of the tokens it was offered.
+    pub fn allocated(&mut self, request: &RequestId, external: u64) -> Result<(), ConnectorError> {
+        let entry =
+            self.requests
+                .get_mut(request)
+                .ok_or_else(|| ConnectorError::UnknownRequest {
+                    request: request.clone(),
+                })?;
+        if entry.machine.allocate(external, entry.offered) {
+            return Ok(());
+        }
+        Err(ConnectorError::OutOfOrder {
+            call: "after_allocation",
+            detail: "no more tokens can be loaded than matched_tokens has just offered",
+        })
+    }
+
+    /// The instructions for a step.
+    pub fn plan(&mut self, plan: &StepPlan<'_>) -> Result<StepMetadata, ConnectorError> {
+        for request in plan.preempted {
+            self.preempt(request);
+        }
+        for scheduled in plan.requests {
+            self.check(scheduled)?;
+        }
+        self.step += 1;
+        let requests = plan.requests.iter();
+        let requests = requests
+            .map(|scheduled| self.plan_request(scheduled))
+            .collect();
+        let tokens = plan.requests.iter().map(|r| r.scheduled).sum();
+        self.steps.push_back((self.step, tokens));
+        if self.steps.len() > STEPS_REMEMBERED {
+            self.steps.pop_front();
+        }
+        Ok(StepMetadata {
+            version: METADATA_VERSION,
+            step: self.step,
+            requests,
+            preempted: std::mem::take(&mut self.preempted).into_iter().collect(),
+            finished: std::mem::take(&mut self.finished),
+        })
+    }
+
+    fn preempt(&mut self, request: &RequestId) {
+        let Some(entry) = self.requests.get_mut(request) else {
+            return;
+        };
+        if entry.machine.preempt() {
+            entry.start_over(0);
+            entry.table.clear();
+            entry.saves = false;
+            self.preempted.insert(request.clone());
+        }
+    }
+
+    /// Refuses what can't be planned, before anything is.
+    fn check(&self, scheduled: &ScheduledRequest<'_>) -> Result<(), ConnectorError> {
+        let entry = self.requests.get(scheduled.request);
+        if entry.is_some_and(|entry| entry.machine.is_over()) {
+            return Err(ConnectorError::OutOfOrder {
+                call: "build_metadata",
+                detail: "a request is scheduled that has ended",
+            });
+        }
+        let end = scheduled.computed.saturating_add(scheduled.scheduled);
+        let blocks = scheduled.table.len();
+        if to_usize(end.div_ceil(self.config.block_size.get())) > blocks {
+            return Err(ConnectorError::Metadata {
+                detail: format!(
+                    "request {:?} has {blocks} blocks for {end} tokens",
+                    scheduled.request
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn plan_request(&mut self, scheduled: &ScheduledRequest<'_>) -> RequestStep {
+        let size = self.config.block_size.get();
+        let entry = self
+            .requests
+            .entry(scheduled.request.clone())
+            .or_insert_with(|| Entry::new(self.config.limits));
+        let external = entry.machine.allocated().unwrap_or(0);
+        let settled = entry.settled;
+        entry.machine.schedule();
+        let end = scheduled.computed.saturating_add(scheduled.scheduled);
+        let attempt = entry.machine.attempt();
+        let first_chunk = entry.told != Some(attempt);
+        if first_chunk {
+            entry.since_step = self.step;
+        }
+        let load = (external > 0).then(|| {
+            let first = to_usize(scheduled.computed.saturating_sub(external) / size);
+            let end = to_usize(scheduled.computed.div_ceil(size)).min(settled);
+            span(scheduled.hashes, first, end)
+        });
+        let mut whole = to_usize(end / size).min(scheduled.hashes.len());
+        if !self.config.save_decode_cache {
+            whole = whole.min(to_usize(scheduled.prompt / size));
+        }
+        let save = (self.config.role.saves() && whole > entry.settled).then(|| {
+            let save = span(scheduled.hashes, entry.settled, whole);
+            entry.settled = whole;
+            entry.saves = true;
+            save
+        });
+        let table = entry.tell(scheduled.table, attempt);
+        entry.end = end;
+        RequestStep {
+            request: scheduled.request.clone(),
+            attempt,
+            epoch: entry.epoch.0,
+            table,
+            load: load.flatten(),
+            save: save.flatten(),
+            restore: self.config.restore && !first_chunk,
+        }
+    }
+
+    /// The engine has ended a request.
+    pub fn finished(&mut self, request: &RequestId, now: Duration) -> FreeBlocks {
+        let Some(entry) = self.requests.get_mut(request) else {
+            return FreeBlocks::Now;
+        };
+        let ranks = if entry.saves { self.config.ranks } else { 0 };
+        // The workers forget it, too, if they know it.
+        let known = entry.told.is_some();
+        let ended = entry.machine.finish(ranks, now);
+        if ended.is_some() && known {
+            self.finished.push(request.clone());
+        }
+        match ended {
+            Some(true) => {
+                self.requests.remove(request);
+                FreeBlocks::Now
+            }
+            Some(false) | None => FreeBlocks::Delayed,
+        }
+    }
+
+    /// What the workers said, and whose patience is over.
+    pub fn absorb(&mut self, results: &[WorkerResults], now: Duration) -> Absorbed {
+        let mut absorbed = Absorbed::default();
+        let mut invalid: HashMap<u64, HashSet<BlockId>> = HashMap::new();
+        for result in results {
+            self.payoff
+                .note_load(result.loaded_bytes, result.load_micros);
+            if !result.invalid_blocks.is_empty() {
+                let blocks = invalid.entry(result.step).or_default();
+                blocks.extend(&result.invalid_blocks);
+            }
+            for request in &result.finished {
+                let entry = self.requests.get_mut(request);
+                if entry.is_some_and(|entry| entry.machine.drained(result.rank).is_some()) {
+                    absorbed.free.push(request.clone());
+                }
+            }
+        }
+        for (step, blocks) in &invalid {
+            self.cut_back(*step, blocks, &mut absorbed);
+        }
+        self.note_compute(results);
+        self.expire(now, &mut absorbed);
+        for request in &absorbed.free {
+            self.requests.remove(request);
+        }
+        absorbed
+    }
+
+    /// Cuts back whoever uses a block that is void, the owner of the load or not.
+    fn cut_back(&mut self, step: u64, invalid: &HashSet<BlockId>, absorbed: &mut Absorbed) {
+        let size = self.config.block_size.get();
+        for (request, entry) in &mut self.requests {
+            if entry.since_step > step || entry.told != Some(entry.machine.attempt()) {
+                continue;
+            }
+            let used = to_usize(entry.end.div_ceil(size)).min(entry.table.len());
+            let first = entry.table[..used]
+                .iter()
+                .position(|id| invalid.contains(id));
+            let Some(first) = first else {
+                continue;
+            };
+            match entry.machine.load_failed(self.config.policy) {
+                Verdict::Recompute => {
+                    entry.start_over(first);
+                    self.counters.recomputed_requests.add(1);
+                    absorbed
+                        .recompute
+                        .push((request.clone(), first as u64 * size));
+                }
+                Verdict::Fail => {
+                    self.counters.failed_requests.add(1);
+                    absorbed.failed.push(request.clone());
+                }
+                Verdict::Nothing => {}
+            }
+        }
+        absorbed.recompute.sort_unstable();
+        absorbed.failed.sort_unstable();
+    }
+
+    fn note_compute(&mut self, results: &[WorkerResults]) {
+        let Some(slowest) = results.iter().max_by_key(|result| result.compute_micros) else {
+            return;
+        };
+        if let Some(&(_, tokens)) = self.steps.iter().find(|(step, _)| *step == slowest.step) {
+            self.payoff.note_compute(tokens, slowest.compute_micros);
+        }
+    }
+
+    fn expire(&mut self, now: Duration, absorbed: &mut Absorbed) {
+        for (request, entry) in &mut self.requests {
+            if entry.machine.expire(now) == Some(End::Overdue) {
+                self.counters.overdue_requests.add(1);
+                tracing::warn!(%request, "not every worker has reported the end of its saves");
+                absorbed.free.push(request.clone());
+            }
+        }
+    }
+}
+
+/// The blocks from `first` up to `end`; `None` if there are none.
+fn span(hashes: &[BlockHash], first: usize, end: usize) -> Option<Span> {
+    let hashes = hashes.get(first..end)?;
+    (!hashes.is_empty()).then(|| Span {
+        first: u32::try_from(first).unwrap_or(u32::MAX),
+        hashes: hashes.to_vec(),
+    })
+}
+
+fn to_usize(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;

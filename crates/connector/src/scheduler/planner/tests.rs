@@ -1,0 +1,422 @@
+use super::*;
+use crate::contract::TableUpdate;
+
+const S: fn(u64) -> Duration = Duration::from_secs;
+
+struct Bench {
+    planner: Planner,
+    hashes: Vec<BlockHash>,
+    counters: Arc<Counters>,
+}
+
+fn bench(change: impl FnOnce(&mut PlannerConfig)) -> Bench {
+    let mut config = PlannerConfig {
+        block_size: NonZeroU64::new(4).expect("above 0"),
+        ranks: 2,
+        object_len: 100,
+        role: Role::Both,
+        policy: FailurePolicy::Recompute,
+        save_decode_cache: false,
+        restore: false,
+        decline_slow_loads: false,
+        limits: Limits {
+            lookup: S(1),
+            answer: S(5),
+            drain: S(60),
+        },
+    };
+    change(&mut config);
+    let counters = Arc::new(Counters::default());
+    Bench {
+        planner: Planner::new(config, Arc::clone(&counters)),
+        hashes: (0..64_u8).map(|n| BlockHash::new(&[n])).collect(),
+        counters,
+    }
+}
+
+impl Bench {
+    fn matched(&mut self, id: &str, tokens: u64, computed: u64) -> (Matched, Option<Question>) {
+        let request = id.into();
+        let view = RequestView {
+            request: &request,
+            tokens,
+            hashes: &self.hashes[..to_usize(tokens / 4)],
+            computed,
+        };
+        self.planner.matched(&view, S(0))
+    }
+
+    /// Looks up until it is known that the store has `blocks` blocks.
+    fn hit(&mut self, id: &str, tokens: u64, computed: u64, blocks: usize) -> u64 {
+        let (progress, question) = self.matched(id, tokens, computed);
+        assert_eq!(progress, Matched::NotKnownYet);
+        let question = question.expect("asked");
+        self.planner.answered(&question, Ok(found(blocks)), S(0));
+        match self.matched(id, tokens, computed) {
+            (Matched::Tokens(tokens), None) => tokens,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn allocate(&mut self, id: &str, external: u64) {
+        self.planner
+            .allocated(&id.into(), external)
+            .expect("offered");
+    }
+
+    fn step(
+        &mut self,
+        requests: &[(&str, &[BlockId], u64, u64, u64)],
+        preempted: &[&str],
+    ) -> StepMetadata {
+        let ids: Vec<RequestId> = requests.iter().map(|r| r.0.into()).collect();
+        let scheduled: Vec<_> = ids
+            .iter()
+            .zip(requests)
+            .map(
+                |(request, &(_, table, prompt, computed, scheduled))| ScheduledRequest {
+                    request,
+                    table,
+                    hashes: &self.hashes[..to_usize((computed + scheduled) / 4)],
+                    prompt,
+                    computed,
+                    scheduled,
+                },
+            )
+            .collect();
+        let preempted: Vec<RequestId> = preempted.iter().map(|id| (*id).into()).collect();
+        let plan = StepPlan {
+            requests: &scheduled,
+            preempted: &preempted,
+        };
+        self.planner.plan(&plan).expect("a plan")
+    }
+
+    fn span(&self, first: usize, end: usize) -> Option<Span> {
+        span(&self.hashes, first, end)
+    }
+
+    fn invalid(&mut self, step: u64, blocks: &[BlockId]) -> Absorbed {
+        let result = WorkerResults {
+            step,
+            invalid_blocks: blocks.to_vec(),
+            ..WorkerResults::default()
+        };
+        self.planner.absorb(&[result], S(0))
+    }
+}
+
+fn found(blocks: usize) -> Found {
+    Found {
+        blocks,
+        missing: Some(KeyState::Absent),
+        epoch: Epoch(9),
+        keys_queried: 10,
+    }
+}
+
+// contract: connector-6
+#[test]
+fn at_least_one_token_is_left_to_compute() {
+    for (tokens, computed, blocks, expected) in [
+        (17, 0, 4, 16),
+        (16, 0, 4, 15),
+        (16, 0, 3, 12),
+        (17, 8, 4, 8),
+        (17, 12, 3, 0),
+        (18, 8, 1, 0),
+    ] {
+        let mut bench = bench(|_| {});
+        assert_eq!(
+            bench.hit("r", tokens, computed, blocks),
+            expected,
+            "{tokens} {computed} {blocks}"
+        );
+    }
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.matched("all-local", 17, 16).0, Matched::Tokens(0));
+    assert_eq!(bench.matched("short", 3, 0).0, Matched::Tokens(0));
+    assert_eq!(bench.counters.snapshot().lookups, 0, "nothing worth asking");
+}
+
+// contract: connector-8
+#[test]
+fn chunks_load_once_and_save_every_new_whole_block_once() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("r", 30, 0, 2), 8);
+    bench.allocate("r", 8);
+    // 8 tokens come from the store, 7 are computed: block 2 is not whole yet... then it is.
+    let first = bench.step(&[("r", &[5, 6, 7, 8], 30, 8, 3)], &[]);
+    let request = &first.requests[0];
+    assert_eq!(
+        (request.load.clone(), request.save.clone()),
+        (bench.span(0, 2), None)
+    );
+    assert_eq!(
+        request.table,
+        TableUpdate {
+            replace: true,
+            blocks: vec![5, 6, 7, 8]
+        }
+    );
+    assert_eq!(request.epoch(), Epoch(9));
+    let second = bench.step(&[("r", &[5, 6, 7, 8, 9, 1], 30, 11, 10)], &[]);
+    let request = &second.requests[0];
+    assert_eq!(
+        (request.load.clone(), request.save.clone()),
+        (None, bench.span(2, 5))
+    );
+    assert_eq!(
+        request.table,
+        TableUpdate {
+            replace: false,
+            blocks: vec![9, 1]
+        }
+    );
+    // The rest of the prompt, then generated tokens: those are not saved.
+    let third = bench.step(&[("r", &[5, 6, 7, 8, 9, 1, 2, 3], 30, 21, 9)], &[]);
+    assert_eq!(third.requests[0].save, bench.span(5, 7));
+    let decode = bench.step(&[("r", &[5, 6, 7, 8, 9, 1, 2, 3], 30, 30, 2)], &[]);
+    assert_eq!(decode.requests[0].save, None);
+    assert_eq!((first.step, decode.step), (1, 4));
+}
+
+#[test]
+fn generated_blocks_are_saved_where_that_is_asked_for() {
+    let mut bench = bench(|config| config.save_decode_cache = true);
+    bench.step(&[("r", &[0, 1], 6, 0, 6)], &[]);
+    let decode = bench.step(&[("r", &[0, 1], 6, 6, 2)], &[]);
+    assert_eq!(decode.requests[0].save, bench.span(1, 2));
+}
+
+#[test]
+fn roles_are_kept() {
+    let mut consumer = bench(|config| config.role = Role::Consumer);
+    let step = consumer.step(&[("r", &[0, 1, 2], 12, 0, 12)], &[]);
+    assert_eq!(step.requests[0].save, None);
+    assert_eq!(
+        consumer.planner.finished(&"r".into(), S(0)),
+        FreeBlocks::Now
+    );
+    let mut producer = bench(|config| config.role = Role::Producer);
+    assert_eq!(producer.matched("r", 13, 0).0, Matched::Tokens(0));
+    assert_eq!(producer.counters.snapshot().lookups, 0);
+}
+
+// contract: connector-9
+#[test]
+fn blocks_are_freed_when_every_rank_has_reported_and_once() {
+    let mut bench = bench(|_| {});
+    bench.step(&[("r", &[0, 1, 2], 12, 0, 12)], &[]);
+    assert_eq!(
+        bench.planner.finished(&"r".into(), S(0)),
+        FreeBlocks::Delayed
+    );
+    assert_eq!(
+        bench.planner.finished(&"r".into(), S(0)),
+        FreeBlocks::Delayed
+    );
+    assert_eq!(bench.step(&[], &[]).finished, ["r".into()]);
+    assert_eq!(bench.step(&[], &[]).finished, []);
+    let done = |rank| WorkerResults {
+        rank,
+        step: 2,
+        finished: vec!["r".into()],
+        ..WorkerResults::default()
+    };
+    assert_eq!(bench.planner.absorb(&[done(0), done(0)], S(1)).free, []);
+    assert_eq!(bench.planner.absorb(&[done(1)], S(1)).free, ["r".into()]);
+    assert_eq!(bench.planner.absorb(&[done(0), done(1)], S(1)).free, []);
+    assert!(bench.planner.is_empty());
+}
+
+#[test]
+fn a_worker_that_never_reports_holds_blocks_up_to_a_limit() {
+    let mut bench = bench(|_| {});
+    bench.step(&[("r", &[0], 4, 0, 4)], &[]);
+    assert_eq!(
+        bench.planner.finished(&"r".into(), S(0)),
+        FreeBlocks::Delayed
+    );
+    assert_eq!(bench.planner.absorb(&[], S(59)).free, []);
+    assert_eq!(bench.planner.absorb(&[], S(60)).free, ["r".into()]);
+    assert_eq!(bench.counters.snapshot().overdue_requests, 1);
+    assert!(bench.planner.is_empty());
+}
+
+// contract: connector-10
+#[test]
+fn a_void_block_cuts_back_everybody_who_uses_it_and_nobody_else() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("a", 17, 0, 4), 16);
+    bench.allocate("a", 16);
+    bench.step(
+        &[
+            ("a", &[0, 1, 2, 3, 4], 17, 16, 1),
+            // Shares blocks 0 to 2 through the engine's own prefix cache.
+            ("b", &[0, 1, 2, 9], 15, 12, 3),
+            ("c", &[5, 6], 8, 0, 8),
+            // Has block 2 in its table, beyond what it has computed.
+            ("d", &[7, 2], 4, 0, 4),
+        ],
+        &[],
+    );
+    let absorbed = bench.invalid(1, &[2, 3]);
+    assert_eq!(absorbed.recompute, [("a".into(), 8), ("b".into(), 8)]);
+    assert_eq!(absorbed.failed, []);
+    // A second rank's report of the same step changes nothing.
+    assert_eq!(bench.invalid(1, &[2]), Absorbed::default());
+    // The next attempt saves from where it is void, and loads nothing.
+    let again = bench.step(&[("a", &[0, 1, 2, 3, 4], 17, 8, 9)], &[]);
+    let request = &again.requests[0];
+    assert_eq!((request.attempt, request.load.clone()), (1, None));
+    assert_eq!(request.save, bench.span(2, 4));
+    assert!(request.table.replace);
+    // What is said of the old step does not concern the new attempt.
+    assert_eq!(bench.invalid(1, &[0, 4]), Absorbed::default());
+}
+
+#[test]
+fn under_the_policy_fail_a_request_fails_once() {
+    let mut bench = bench(|config| config.policy = FailurePolicy::Fail);
+    bench.step(&[("a", &[0, 1], 8, 4, 4)], &[]);
+    assert_eq!(bench.invalid(1, &[1]).failed, ["a".into()]);
+    assert_eq!(bench.invalid(1, &[1]).failed, []);
+    assert_eq!(
+        bench.planner.finished(&"a".into(), S(0)),
+        FreeBlocks::Delayed
+    );
+}
+
+#[test]
+fn a_preempted_request_starts_over() {
+    let mut bench = bench(|_| {});
+    bench.step(&[("r", &[0, 1, 2], 20, 0, 10)], &[]);
+    let empty = bench.step(&[], &["r", "unknown"]);
+    assert_eq!(empty.preempted, ["r".into()]);
+    assert_eq!(
+        bench.invalid(1, &[0]),
+        Absorbed::default(),
+        "those blocks are others' now"
+    );
+    assert_eq!(bench.hit("r", 20, 0, 2), 8);
+    bench.allocate("r", 8);
+    let resumed = bench.step(&[("r", &[8, 7, 6, 5, 4], 20, 8, 12)], &[]);
+    let request = &resumed.requests[0];
+    assert_eq!(request.attempt, 1);
+    assert_eq!(
+        request.table,
+        TableUpdate {
+            replace: true,
+            blocks: vec![8, 7, 6, 5, 4]
+        }
+    );
+    assert_eq!(
+        (request.load.clone(), request.save.clone()),
+        (bench.span(0, 2), bench.span(2, 5))
+    );
+}
+
+#[test]
+fn errors_and_late_answers_are_misses() {
+    let mut bench = bench(|_| {});
+    let (_, question) = bench.matched("r", 17, 0);
+    let question = question.expect("asked");
+    bench
+        .planner
+        .answered(&question, Err(MissReason::Master), S(0));
+    assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(0));
+    bench.planner.answered(&question, Ok(found(4)), S(0));
+    assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(0));
+    let stats = bench.counters.snapshot();
+    assert_eq!(stats.late_answers, 1);
+    assert_eq!(stats.missed(MissReason::Master), 4);
+}
+
+#[test]
+fn misses_have_reasons() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("a", 17, 0, 4), 16);
+    assert_eq!(bench.hit("b", 21, 0, 2), 8);
+    let (_, question) = bench.matched("c", 25, 0);
+    let reserved = Found {
+        missing: Some(KeyState::Reserved),
+        ..found(5)
+    };
+    bench
+        .planner
+        .answered(&question.expect("asked"), Ok(reserved), S(0));
+    let stats = bench.counters.snapshot();
+    assert_eq!(
+        stats.missed(MissReason::Evicted),
+        3,
+        "blocks 2 to 4 of b were there for a"
+    );
+    assert_eq!(stats.missed(MissReason::InProgress), 1);
+    assert_eq!(stats.missed(MissReason::NeverStored), 0);
+    assert_eq!(stats.hit_blocks, 4 + 2 + 5);
+}
+
+// contract: connector-12
+#[test]
+fn a_load_that_does_not_pay_is_declined_and_counted() {
+    let mut bench = bench(|config| config.decline_slow_loads = true);
+    for _ in 0..8 {
+        let metadata = bench.step(&[("x", &[0], 4, 0, 1)], &[]);
+        let slow = WorkerResults {
+            step: metadata.step,
+            loaded_bytes: 100,
+            load_micros: 1_000_000,
+            compute_micros: 10,
+            ..WorkerResults::default()
+        };
+        bench.planner.absorb(&[slow], S(0));
+    }
+    assert_eq!(bench.hit("r", 17, 0, 4), 0);
+    assert_eq!(bench.counters.snapshot().missed(MissReason::DoesNotPay), 4);
+}
+
+#[test]
+fn what_breaks_the_contract_is_refused() {
+    let mut bench = bench(|_| {});
+    assert!(matches!(
+        bench.planner.allocated(&"r".into(), 0),
+        Err(ConnectorError::UnknownRequest { .. })
+    ));
+    assert_eq!(bench.hit("r", 17, 0, 2), 8);
+    assert!(bench.planner.allocated(&"r".into(), 9).is_err());
+    let request: RequestId = "r".into();
+    let scheduled = ScheduledRequest {
+        request: &request,
+        table: &[0],
+        hashes: &[],
+        prompt: 17,
+        computed: 0,
+        scheduled: 17,
+    };
+    let plan = StepPlan {
+        requests: &[scheduled],
+        preempted: &[],
+    };
+    let error = bench.planner.plan(&plan).expect_err("too few blocks");
+    assert!(
+        error.to_string().contains("1 blocks for 17 tokens"),
+        "{error}"
+    );
+    assert_eq!(bench.step(&[("r", &[0, 1, 2], 12, 0, 12)], &[]).step, 1);
+    assert_eq!(bench.planner.finished(&request, S(0)), FreeBlocks::Delayed);
+    let again = ScheduledRequest {
+        table: &[0, 1, 2],
+        prompt: 12,
+        scheduled: 12,
+        ..scheduled
+    };
+    let plan = StepPlan {
+        requests: &[again],
+        preempted: &[],
+    };
+    assert!(matches!(
+        bench.planner.plan(&plan),
+        Err(ConnectorError::OutOfOrder { .. })
+    ));
+}

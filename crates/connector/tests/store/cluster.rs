@@ -1,0 +1,129 @@
+//! A master and a node on loopback, and an engine's description that is cheap to compute.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use layercake_connector::checks::{Deployment, Execution};
+use layercake_connector::contract::{BlockHash, CacheLayout};
+use layercake_master::{Master, MasterConfig, Monitor};
+use layercake_protocol::layout::LayerSpec;
+use layercake_store::link::{LinkConfig, MasterLink};
+use layercake_store::node::{Node, NodeConfig, SegmentSpec};
+use layercake_store::{ClientConfig, StoreClient};
+use layercake_transport::{Engine, EngineConfig};
+use prometheus_client::registry::Registry;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// How long a test waits for anything that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Cluster {
+    pub(crate) master: SocketAddr,
+    pub(crate) monitor: Monitor,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+    _node: (Engine, MasterLink, Node),
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Self {
+        let mut config = MasterConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            tick: Duration::from_millis(10),
+            ..MasterConfig::default()
+        };
+        config.state.seed = 1;
+        let bound = Master::bind(config, &mut Registry::default())
+            .await
+            .expect("loopback, any port");
+        let (master, monitor) = (bound.local_addr(), bound.monitor());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            // Clients that are still connected are cut off at the end of a test.
+            drop(bound.serve(async { drop(stopped.await) }).await);
+        });
+        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let link = MasterLink::connect(link_config(master, "node", &engine))
+            .await
+            .expect("the master is up");
+        let segments = vec![SegmentSpec {
+            len: 16 << 20,
+            huge_pages: false,
+        }];
+        let node = Node::start(NodeConfig { segments }, engine.clone(), link.clone())
+            .await
+            .expect("a small segment");
+        let cluster = Self {
+            master,
+            monitor,
+            stop: Some(stop),
+            task,
+            _node: (engine, link, node),
+        };
+        eventually("the segment is mounted", || {
+            cluster.monitor.status().segments == 1
+        })
+        .await;
+        cluster
+    }
+
+    pub(crate) async fn client(&self) -> StoreClient {
+        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let link = link_config(self.master, "client", &engine);
+        StoreClient::connect(link, engine, ClientConfig::default())
+            .await
+            .expect("the master is up")
+    }
+
+    /// Stops the master; the node stays.
+    pub(crate) async fn stop_master(&mut self) {
+        drop(self.stop.take());
+        (&mut self.task).await.expect("the master does not panic");
+    }
+}
+
+fn link_config(master: SocketAddr, name: &str, engine: &Engine) -> LinkConfig {
+    let mut config = LinkConfig::new(master.to_string(), name);
+    config.endpoint = Some(engine.endpoint().clone());
+    config
+}
+
+/// Waits until something is so; a test that waits in vain fails with what it waited for.
+pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let until = tokio::time::Instant::now() + PATIENCE;
+    while !so() {
+        assert!(tokio::time::Instant::now() < until, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A model of three uneven layers, blocks of 4 tokens.
+pub(crate) fn deployment(tp_size: u32) -> Deployment {
+    let layers = vec![
+        LayerSpec::new(0, [("k", 512), ("v", 512)]),
+        LayerSpec::new(1, [("latent", 24)]),
+        LayerSpec::new(2, [("k", 96), ("scale", 8), ("v", 96)]),
+    ];
+    Deployment {
+        tenant: "default".to_owned(),
+        model: "model".to_owned(),
+        revision: "1".to_owned(),
+        kv_dtype: "f32".to_owned(),
+        block_size: 4,
+        tp_size,
+        storing_ranks: tp_size,
+        pp_size: 1,
+        pcp_size: 1,
+        dcp_size: 1,
+        groups: vec![CacheLayout { layers }],
+        compatible_keys: false,
+        execution: Execution::Eager,
+        retains_blocks: true,
+    }
+}
+
+/// Hashes of a prompt's blocks.
+pub(crate) fn hashes(prompt: u8, count: u8) -> Vec<BlockHash> {
+    (0..count).map(|n| BlockHash::new(&[prompt, n])).collect()
+}

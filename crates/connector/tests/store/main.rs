@@ -1,0 +1,4 @@
+//! The connector on a real store: a master, a node and clients in this process.
+
+mod cluster;
+mod scheduler;

@@ -1,0 +1,104 @@
+//! The scheduler side asks a real master.
+
+use layercake_connector::checks::Deployment;
+use layercake_connector::contract::{
+    BlockHash, Matched, RequestId, RequestView, SchedulerSide as _,
+};
+use layercake_connector::keys::BlockKeys;
+use layercake_connector::options::Options;
+use layercake_connector::scheduler::StoreScheduler;
+use layercake_connector::stats::MissReason;
+use layercake_protocol::replica::ReplicateConfig;
+use layercake_store::StoreClient;
+use serde_json::json;
+use tokio::runtime::Handle;
+
+use crate::cluster::{Cluster, PATIENCE, deployment, hashes};
+
+fn options(value: &serde_json::Value) -> Options {
+    Options::from_json(value.as_object().expect("a map")).expect("good options")
+}
+
+fn scheduler(deployment: &Deployment, store: &StoreClient) -> StoreScheduler {
+    let options = options(&json!({"lookup_window_blocks": 2, "lookup_timeout_ms": 10_000}));
+    StoreScheduler::new(deployment, options, store.clone(), Handle::current()).expect("covered")
+}
+
+/// Stores whole objects of these blocks for these ranks.
+async fn store_blocks(
+    store: &StoreClient,
+    deployment: &Deployment,
+    blocks: &[(usize, &BlockHash)],
+) {
+    let checked = deployment.check(&Options::default()).expect("covered");
+    let keys = BlockKeys::new(deployment, &checked).expect("keys");
+    let len = usize::try_from(checked.layout.object_len()).expect("small");
+    for (rank, hash) in blocks {
+        let key = keys.key(*rank, hash).expect("a key");
+        let (bytes, config) = (vec![7; len], ReplicateConfig::default());
+        let put = store.put_bytes(&[(key, &bytes)], &config).await;
+        assert!(put[0].is_ok(), "{put:?}");
+    }
+}
+
+async fn matched(scheduler: &mut StoreScheduler, id: &str, hashes: &[BlockHash]) -> u64 {
+    let request = RequestId::from(id);
+    let view = RequestView {
+        request: &request,
+        tokens: hashes.len() as u64 * 4 + 1,
+        hashes,
+        computed: 0,
+    };
+    let until = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        match scheduler.matched_tokens(&view) {
+            Matched::Tokens(tokens) => return tokens,
+            Matched::NotKnownYet => {
+                assert!(tokio::time::Instant::now() < until, "the look-up ends");
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hit_is_the_prefix_that_all_ranks_have() {
+    let cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(2));
+    let hashes = hashes(1, 8);
+    let mut blocks: Vec<_> = hashes[..7]
+        .iter()
+        .flat_map(|hash| [(0, hash), (1, hash)])
+        .collect();
+    // One rank lacks block 4; what follows is of no use.
+    blocks.remove(9);
+    store_blocks(&store, &deployment, &blocks).await;
+
+    let mut scheduler = scheduler(&deployment, &store);
+    assert_eq!(matched(&mut scheduler, "r", &hashes).await, 16);
+    assert_eq!(
+        matched(&mut scheduler, "other", &crate::cluster::hashes(2, 8)).await,
+        0
+    );
+    let stats = scheduler.stats();
+    assert_eq!(stats.hit_blocks, 4);
+    assert_eq!(stats.missed(MissReason::NeverStored), 4 + 8);
+    let bound = (4 + 2) * 2 + 2 * 2;
+    assert!(stats.keys_queried <= bound, "{stats:?}");
+    assert_eq!(scheduler.open_requests(), 2);
+}
+
+// contract: connector-11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_is_gone_is_a_miss() {
+    let mut cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(1));
+    let hashes = hashes(1, 3);
+    let blocks: Vec<_> = hashes.iter().map(|hash| (0, hash)).collect();
+    store_blocks(&store, &deployment, &blocks).await;
+    let mut scheduler = scheduler(&deployment, &store);
+    assert_eq!(matched(&mut scheduler, "before", &hashes).await, 12);
+    cluster.stop_master().await;
+    assert_eq!(matched(&mut scheduler, "after", &hashes).await, 0);
+    assert_eq!(scheduler.stats().missed(MissReason::Master), 3);
+}
