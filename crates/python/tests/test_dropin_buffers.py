@@ -104,7 +104,7 @@ def test_pools_are_made_beforehand_and_refused(store):
 
 def test_host_memory_by_address(store, key):
     allocator = names.MooncakeHostMemAllocator()
-    address = allocator.alloc(10_000)
+    address = names.MooncakeHostMemAllocator().alloc(10_000)
     assert address % 4096 == 0
     assert TransferEngine.write_bytes_to_buffer(address, b"abc", 3) == 0
     assert store.put_from(name := key(), address, 5) == 0

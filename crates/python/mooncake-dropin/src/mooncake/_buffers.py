@@ -15,23 +15,18 @@ from typing import Any
 
 
 class MooncakeHostMemAllocator:
-    """Page-aligned host memory by address, in the way of ``malloc`` and ``free``."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, Block] = {}
-        self._lock = threading.Lock()
+    """Page-aligned host memory by address, in the way of ``malloc`` and ``free``: what is not freed stays, also when the
+    allocator is gone."""
 
     def alloc(self, size: int, /) -> int:
         """The address of ``size`` bytes of zeros."""
         block = Block(_size(size))
-        with self._lock:
-            self._blocks[block.address] = block
+        _allocated[block.address] = block
         return block.address
 
     def free(self, address: int, /) -> int:
         """Frees what :meth:`alloc` gave: 0, or -1 if it is no such address."""
-        with self._lock:
-            return -1 if self._blocks.pop(address, None) is None else 0
+        return -1 if _allocated.pop(address, None) is None else 0
 
 
 class Block:
@@ -49,6 +44,10 @@ class Block:
 
     def view(self, start: int, size: int) -> memoryview:
         return memoryview(self._map)[start : start + size]
+
+
+# What allocators gave out, by address.
+_allocated: dict[int, Block] = {}
 
 
 def _size(size: Any, name: str = "size") -> int:
