@@ -73,6 +73,12 @@ impl Monitor {
         self.core.state.payloads()
     }
 
+    /// Whether a member is connected at the moment. One that is not may be about to come back; it is gone
+    /// only after its time to live.
+    pub fn is_connected(&self, member: ClientId) -> bool {
+        self.core.links.is_attached(member)
+    }
+
     /// One segment, as clients address it.
     pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
         self.core.state.segment(id)

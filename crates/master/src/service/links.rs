@@ -118,6 +118,14 @@ impl Links {
         }
     }
 
+    /// Whether the member listens on a stream at the moment.
+    pub(crate) fn is_attached(&self, member: ClientId) -> bool {
+        let members = self.members.lock();
+        members
+            .get(&member)
+            .is_some_and(|link| link.stream.is_some())
+    }
+
     /// Sends a command, now or when the member is there. One that is known already stays as it is.
     pub(crate) fn command(&self, now: Moment, member: ClientId, id: FenceId, command: Response) {
         let mut members = self.members.lock();

@@ -3,6 +3,7 @@
 mod commands;
 mod common;
 mod door;
+mod monitor;
 mod shutdown;
 mod stream;
 mod waits;

@@ -3,7 +3,7 @@
 //! Where tenants have key spaces of their own, `tenant_id` chooses one; without it the default tenant's is
 //! meant, and all tenants' for removal and the list of keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -59,8 +59,14 @@ pub(super) async fn all_keys(State(admin): State<Admin>, Query(wanted): Query<Wa
     lines(admin.monitor.keys(tenant.as_ref()).await)
 }
 
+/// The names of segments that can be reached: whoever waits for a first one wants to use it.
 pub(super) async fn all_segments(State(admin): State<Admin>) -> Response {
-    lines(by_name(&admin.monitor).into_keys())
+    let stats = admin.monitor.segments().into_iter();
+    let names: BTreeSet<_> = stats
+        .filter(|stat| admin.monitor.is_connected(stat.client))
+        .map(|stat| stat.segment.name)
+        .collect();
+    lines(names)
 }
 
 /// What is known of the segments of one name: a client lends large memory in several.
@@ -95,8 +101,10 @@ pub(super) async fn segment(State(admin): State<Admin>, Query(wanted): Query<Wan
 }
 
 /// A segment's state as a number and a name.
-fn status(state: SegmentState) -> (u32, &'static str) {
-    match state {
+fn status(monitor: &Monitor, stat: &SegmentStat) -> (u32, &'static str) {
+    match stat.state {
+        // Its owner is about to come back, or to be given up.
+        _ if !monitor.is_connected(stat.client) => (0, "DISCONNECTED"),
         SegmentState::Mounted => (1, "OK"),
         _ => (2, "UNMOUNTING"),
     }
@@ -125,7 +133,7 @@ pub(super) async fn segment_status(
             "SEGMENT_NOT_FOUND",
         );
     };
-    let (number, name) = status(stat.state);
+    let (number, name) = status(&admin.monitor, stat);
     let body = json!({
         "success": true,
         "segment": wanted.segment,
@@ -148,13 +156,13 @@ pub(super) async fn segments_detail(State(admin): State<Admin>) -> Response {
     let stats = admin.monitor.segments();
     let segments: Vec<_> = stats
         .iter()
-        .map(|stat| detail(stat, payload(stat)))
+        .map(|stat| detail(&admin.monitor, stat, payload(stat)))
         .collect();
     let body = json!({ "total_segments": segments.len(), "segments": segments });
     super::json(StatusCode::OK, &body)
 }
 
-fn detail(stat: &SegmentStat, payload: u64) -> Value {
+fn detail(monitor: &Monitor, stat: &SegmentStat, payload: u64) -> Value {
     let segment = &stat.segment;
     let len = segment.len;
     json!({
@@ -167,7 +175,7 @@ fn detail(stat: &SegmentStat, payload: u64) -> Value {
         "size_human": format!("{:.6} GiB", len as f64 / f64::from(1 << 30)),
         "te_endpoint": segment.endpoint.tcp,
         "protocol": "tcp",
-        "status": status(stat.state).1,
+        "status": status(monitor, stat).1,
         "allocator_used_bytes": payload,
         "allocator_capacity_bytes": len,
         "allocator_usage_percent": payload as f64 * 100.0 / len as f64,
