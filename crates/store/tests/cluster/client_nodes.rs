@@ -6,6 +6,7 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::Recency;
 use layercake_store::link::MasterLink;
 use layercake_store::{Node, NodeConfig, PutOutcome, PutSession, StoreClient, StoreError};
+use tokio::sync::oneshot;
 
 use crate::common;
 use crate::common::helper::{Helper, orders, ready};
@@ -15,6 +16,9 @@ use crate::common::{
 };
 
 const NODE: &str = "client_nodes::helper_that_lends_memory";
+
+/// Of an object that is read while its node is killed.
+const SIZE: u64 = 64 * KIB;
 
 /// Lends memory until it is killed.
 #[tokio::test]
@@ -51,7 +55,7 @@ async fn killing_a_node_process_costs_no_object_that_has_another_replica() {
         let node = node_process(&cluster, "victim", 16 * MIB).await;
         let client = cluster.client().await;
         let keys: Vec<ObjectKey> = (0..24).map(|_| fresh_key()).collect();
-        let bytes: Vec<Vec<u8>> = (0..24).map(|seed| pattern(seed, 256 * KIB)).collect();
+        let bytes: Vec<Vec<u8>> = (0..24).map(|seed| pattern(seed, SIZE)).collect();
         let objects: Vec<_> = keys
             .iter()
             .cloned()
@@ -65,17 +69,21 @@ async fn killing_a_node_process_costs_no_object_that_has_another_replica() {
             .into_iter()
             .map(|get| get.expect("complete"))
             .collect();
+        let (read_so_many, reads) = oneshot::channel();
         let kill = async {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            reads.await.expect("there are as many reads");
             node.kill().await;
         };
         let read_all = async {
-            for _ in 0..10 {
-                for (session, bytes) in sessions.iter().zip(&bytes) {
-                    let (_, read) = client
-                        .read(session, 0, 256 * KIB)
-                        .await
-                        .expect("one is alive");
+            let mut kill_now = Some(read_so_many);
+            for round in 0..10 {
+                for (at, (session, bytes)) in sessions.iter().zip(&bytes).enumerate() {
+                    // In the middle of a round, while this read and later ones are under way.
+                    if (round, at) == (1, 7) {
+                        let kill_now = kill_now.take().expect("there is one such read");
+                        kill_now.send(()).expect("somebody waits for it");
+                    }
+                    let (_, read) = client.read(session, 0, SIZE).await.expect("one is alive");
                     assert_eq!(&read, bytes);
                 }
             }

@@ -14,6 +14,8 @@ use crate::common::{
 };
 
 const SIZE: u64 = MIB;
+/// Time to live of members: so long that those that live are heard in time on a busy machine.
+const TTL: Duration = Duration::from_secs(3);
 const WRITER: &str = "dev_puts::helper_that_writes_until_it_is_killed";
 
 /// Starts a put, writes all but the last byte over and over, and never ends it.
@@ -88,12 +90,7 @@ async fn watch(client: &StoreClient, key: &ObjectKey, bytes: &[u8]) -> bool {
 
 // contract: session-11, lease-7
 async fn dev_01_killed_on(via: Via) {
-    let cluster = Spec::new(via)
-        .nodes(&[4 * MIB])
-        .ttl(Duration::from_secs(2))
-        .discard_after(Duration::from_secs(1))
-        .start()
-        .await;
+    let cluster = Spec::new(via).nodes(&[4 * MIB]).ttl(TTL).start().await;
     let other = cluster.client().await;
     let key = fresh_key();
     let helper = writer(&cluster, &key).await;

@@ -15,6 +15,9 @@ use crate::common::{
     pattern, refusal,
 };
 
+/// How long the client waits for an answer: so long that a busy machine gives it in time.
+const CALL: Duration = Duration::from_secs(3);
+
 /// A client behind a proxy, and another one beside it to look at the master.
 struct Scene {
     cluster: Cluster,
@@ -28,7 +31,7 @@ async fn scene(lease: Duration) -> Scene {
     let proxy = Proxy::start(cluster.master.address).await;
     let engine = Via::Shm.engine();
     let mut config = common::link_config(proxy.address, "behind the proxy", &engine);
-    config.timeouts.call = Duration::from_secs(1);
+    config.timeouts.call = CALL;
     config.timeouts.ping = PATIENCE;
     let link = MasterLink::connect(config)
         .await
@@ -211,7 +214,10 @@ async fn a_dropped_session_is_revoked_even_if_the_master_is_away_at_that_moment(
     })
     .await;
     scene.observer.store(&key, &pattern(7, KIB)).await;
-    assert_eq!(scene.client.stats().puts_revoked, 1);
+    eventually("the client knows", || {
+        scene.client.stats().puts_revoked == 1
+    })
+    .await;
 }
 
 // contract: lease-2
@@ -274,7 +280,7 @@ async fn while_the_master_is_gone_open_sessions_read_on_and_calls_fail_at_once()
     client.store(&key, &pattern(9, 4 * KIB)).await;
     let session = client.start_get(&key).await.expect("complete");
     drop(observer);
-    cluster.master.stop().await;
+    let _port = cluster.master.stop().await;
     proxy.cut();
     eventually("the loss is noticed", || {
         matches!(client.link().state(), LinkState::Down(_))
@@ -288,11 +294,8 @@ async fn while_the_master_is_gone_open_sessions_read_on_and_calls_fail_at_once()
             "{error}"
         );
     }
-    assert!(
-        asked.elapsed() < Duration::from_secs(1),
-        "{:?} for 20 calls",
-        asked.elapsed()
-    );
+    let took = asked.elapsed();
+    assert!(took < CALL, "{took:?} for 20 calls");
     let (_, bytes) = client
         .read(&session, 0, 4 * KIB)
         .await

@@ -2,10 +2,12 @@
 //!
 //! Everything is real: gRPC to the master, the transfer engine between nodes and clients. Transports
 //! are forced by the engines' configuration; `Via::Local` puts client and node on one engine.
-//! `helper` adds processes that can be killed, `proxy` connections that can be cut at a chosen moment.
+//! `helper` adds processes that can be killed, `proxy` connections that can be cut at a chosen moment;
+//! `port` keeps a master's port while it is away.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod helper;
+pub(crate) mod port;
 pub(crate) mod proxy;
 
 use std::net::SocketAddr;
@@ -33,8 +35,10 @@ use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use port::Port;
+
 /// How long a test waits for anything that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
@@ -128,6 +132,7 @@ impl Spec {
 pub(crate) struct RunningMaster {
     pub(crate) address: SocketAddr,
     pub(crate) monitor: Monitor,
+    port: Port,
     registry: Registry,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
@@ -135,10 +140,16 @@ pub(crate) struct RunningMaster {
 
 impl RunningMaster {
     pub(crate) async fn start(config: MasterConfig) -> Self {
+        Self::start_at(Port::reserve(), config).await
+    }
+
+    /// On a port that another may have had before.
+    pub(crate) async fn start_at(port: Port, mut config: MasterConfig) -> Self {
+        config.listen = port.address();
         let mut registry = Registry::default();
         let bound = Master::bind(config, &mut registry)
             .await
-            .expect("loopback, any port");
+            .expect("nobody else has the port");
         let (address, monitor) = (bound.local_addr(), bound.monitor());
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
@@ -149,6 +160,7 @@ impl RunningMaster {
         Self {
             address,
             monitor,
+            port,
             registry,
             stop: Some(stop),
             task,
@@ -187,9 +199,11 @@ impl RunningMaster {
         .sum()
     }
 
-    pub(crate) async fn stop(mut self) {
+    /// Nobody else gets its port while what this returns is there.
+    pub(crate) async fn stop(mut self) -> Port {
         drop(self.stop.take());
         self.task.await.expect("the master does not panic");
+        self.port
     }
 }
 

@@ -4,6 +4,8 @@
 mod fake;
 mod link;
 mod node;
+#[path = "../common/port.rs"]
+mod port;
 
 /// Tasks that live on this test's runtime.
 fn tasks() -> usize {

@@ -12,7 +12,7 @@ use layercake_store::StoreError;
 use layercake_store::link::{CommandId, Exists, MasterLink, NodeEvent, SessionEvent};
 
 use super::{config, key, up};
-use crate::fake::{FakeMaster, Fault, Kind, Nature, Served};
+use crate::fake::{FakeMaster, Fault, Kind, Nature, PATIENCE, Served};
 use crate::tasks;
 
 async fn connected(master: &FakeMaster) -> (MasterLink, Served) {
@@ -24,7 +24,7 @@ async fn connected(master: &FakeMaster) -> (MasterLink, Served) {
 }
 
 async fn next<T>(events: &mut tokio::sync::mpsc::Receiver<T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), events.recv())
+    tokio::time::timeout(PATIENCE, events.recv())
         .await
         .expect("an event comes")
         .expect("the link lives")
@@ -94,7 +94,6 @@ async fn commands_reach_their_handlers_and_answers_the_master() {
 async fn an_answer_to_a_command_outlives_a_broken_connection_but_not_the_term() {
     let master = FakeMaster::default();
     let (link, served) = connected(&master).await;
-    let address = served.address;
     let in_term = |term, id| CommandId {
         term: Term(term),
         id,
@@ -106,11 +105,11 @@ async fn an_answer_to_a_command_outlives_a_broken_connection_but_not_the_term() 
             master.seen(Kind::FenceDone).len() == 2
         })
         .await;
-    served.kill();
+    let port = served.kill();
     super::down(&link).await;
     link.fence_done(in_term(1, 2), false);
     master.restart();
-    let _served = master.serve_at(address);
+    let _served = master.serve_at(port);
     up(&link).await;
     link.fence_done(in_term(2, 3), false);
     master
@@ -198,7 +197,7 @@ async fn tasks_become(count: usize) {
             tokio::task::yield_now().await;
         }
     };
-    let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
+    let ended = tokio::time::timeout(PATIENCE, ended).await;
     assert!(ended.is_ok(), "{} tasks are left", tasks() - count);
 }
 
@@ -209,7 +208,7 @@ async fn closing_leaves_the_master_and_no_task() {
     let (link, _served) = connected(&master).await;
     let other = link.clone();
     assert!(tasks() > before);
-    link.close(Duration::from_secs(10)).await.expect("in time");
+    link.close(PATIENCE).await.expect("in time");
     assert_eq!(tasks(), before, "when it returns, every task has ended");
     assert_eq!(master.seen(Kind::Leave).len(), 1);
     let error = other
@@ -224,9 +223,9 @@ async fn closing_while_the_master_is_gone_does_not_wait_for_it() {
     let master = FakeMaster::default();
     let before = tasks();
     let (link, served) = connected(&master).await;
-    served.kill();
+    let _port = served.kill();
     super::down(&link).await;
-    link.close(Duration::from_secs(10)).await.expect("in time");
+    link.close(PATIENCE).await.expect("in time");
     assert_eq!(tasks(), before);
 }
 
@@ -292,7 +291,7 @@ async fn a_link_that_leaves_sends_nothing_behind_the_leave_and_does_not_join_aga
             .expect("it is there");
         // Carried out at once: from here on the master does not know the member.
         master.on(Kind::Leave, Fault::Hold);
-        closing.spawn(async move { link.close(Duration::from_secs(20)).await });
+        closing.spawn(async move { link.close(PATIENCE).await });
     }
     master
         .until("all have left", |master| {
@@ -315,9 +314,6 @@ async fn a_link_that_leaves_sends_nothing_behind_the_leave_and_does_not_join_aga
     assert_eq!(master.seen_after_leaving(), []);
     assert_eq!(master.seen(Kind::Join).len(), LINKS + 1);
     assert_eq!(master.members(), 1, "the one that stays");
-    stays
-        .close(Duration::from_secs(20))
-        .await
-        .expect("it answers");
+    stays.close(PATIENCE).await.expect("it answers");
     assert_eq!(master.members(), 0);
 }

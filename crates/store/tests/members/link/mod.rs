@@ -13,6 +13,8 @@ use layercake_protocol::replica::PutStart;
 use layercake_store::StoreError;
 use layercake_store::link::{Backoff, LinkConfig, LinkState, MasterLink, Timeouts};
 
+use crate::fake::PATIENCE;
+
 /// A link that is quick to notice and to return.
 fn config(master: SocketAddr) -> LinkConfig {
     LinkConfig {
@@ -61,7 +63,7 @@ fn put(text: impl Into<Text>) -> PutStart {
 /// Waits for a state of the link.
 async fn state(link: &MasterLink, what: &str, wanted: impl FnMut(&LinkState) -> bool) -> LinkState {
     let mut watch = link.watch();
-    let came = tokio::time::timeout(Duration::from_secs(20), watch.wait_for(wanted)).await;
+    let came = tokio::time::timeout(PATIENCE, watch.wait_for(wanted)).await;
     match came {
         Ok(Ok(state)) => state.clone(),
         _ => panic!("the link never came to be {what}: {:?}", link.state()),

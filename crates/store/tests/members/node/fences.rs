@@ -1,7 +1,5 @@
 //! Keeping late writers out.
 
-use std::time::Duration;
-
 use layercake_protocol::ids::{Generation, SegmentId};
 use layercake_protocol::replica::Segment;
 use layercake_protocol::wire;
@@ -14,7 +12,7 @@ use layercake_transport::{
 };
 
 use super::{MIB, engine, lending, link, until};
-use crate::fake::{FakeMaster, Kind};
+use crate::fake::{FakeMaster, Kind, PATIENCE};
 
 fn fence(id: u64, segment: SegmentId, writer: Option<&Engine>) -> Answer {
     let place = |offset| wire::FencedPlace {
@@ -133,7 +131,5 @@ async fn a_fence_on_a_segment_that_is_gone_is_done() {
     master
         .until("it is answered", |master| answers(master) == [(3, false)])
         .await;
-    node.shutdown(Duration::from_secs(10))
-        .await
-        .expect("in time");
+    node.shutdown(PATIENCE).await.expect("in time");
 }

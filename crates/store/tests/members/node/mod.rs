@@ -10,7 +10,7 @@ use layercake_store::link::{Backoff, LinkConfig, MasterLink};
 use layercake_store::node::{NodeConfig, SegmentSpec};
 use layercake_transport::{Engine, EngineConfig};
 
-use crate::fake::Served;
+use crate::fake::{PATIENCE, Served};
 
 const MIB: u64 = 1 << 20;
 
@@ -51,6 +51,6 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let met = tokio::time::timeout(Duration::from_secs(20), met).await;
+    let met = tokio::time::timeout(PATIENCE, met).await;
     assert!(met.is_ok(), "never happened: {what}");
 }

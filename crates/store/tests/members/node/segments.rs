@@ -12,7 +12,7 @@ use layercake_transport::{Batch, Direction, Engine, EngineConfig, Piece, PieceEr
 use rand::RngExt as _;
 
 use super::{MIB, engine, lending, link, until};
-use crate::fake::{FakeMaster, Fault, Kind, Nature};
+use crate::fake::{FakeMaster, Fault, Kind, Nature, PATIENCE};
 use crate::tasks;
 
 fn mounts(master: &FakeMaster) -> Vec<wire::Segment> {
@@ -101,9 +101,7 @@ async fn segments_are_mounted_under_the_nodes_name_with_all_that_a_client_needs(
     let mut back = vec![0; bytes.len()];
     memory.copy_out(0, &mut back).expect("in bounds");
     assert_eq!(back, bytes);
-    node.shutdown(Duration::from_secs(10))
-        .await
-        .expect("in time");
+    node.shutdown(PATIENCE).await.expect("in time");
 }
 
 #[tokio::test]
@@ -185,20 +183,22 @@ async fn a_master_that_forgot_a_node_gets_new_segments_and_the_old_ones_are_clos
     master
         .until("both are mounted anew", |master| mounts(master).len() == 4)
         .await;
-    let address = served.address;
-    served.kill();
+    let port = served.kill();
     master.restart();
-    let _served = master.serve_at(address);
+    let _served = master.serve_at(port);
     master
         .until("and again", |master| mounts(master).len() == 6)
         .await;
     node.ready().await.expect("small");
-    until("they count", || node.stats().mounted_segments == 2).await;
+    until("they count, and the others are closed", || {
+        let stats = node.stats();
+        (stats.mounted_segments, stats.replaced_segments) == (2, 4)
+    })
+    .await;
+    until("memory is given back", || engine.stats().regions == 2).await;
     let ids: HashSet<u64> = mounts(&master).iter().map(|s| s.segment_id).collect();
     let regions: HashSet<u64> = mounts(&master).iter().map(|s| s.region_id).collect();
     assert_eq!((ids.len(), regions.len()), (6, 6), "nothing is used twice");
-    assert_eq!(node.stats().replaced_segments, 4);
-    assert_eq!(engine.stats().regions, 2, "memory is given back");
     // A writer with an old reservation finds nothing to write to.
     let client = super::engine();
     let memory = client
@@ -352,10 +352,8 @@ async fn shutting_down_unmounts_frees_and_leaves_no_task() {
         .await
         .expect("small");
     assert!(tasks() > before);
-    node.shutdown(Duration::from_secs(10))
-        .await
-        .expect("in time");
-    assert_eq!(tasks(), before);
+    node.shutdown(PATIENCE).await.expect("in time");
+    assert!(tasks() <= before, "when it returns, its tasks have ended");
     assert_eq!(engine.stats().regions, 0);
     assert_eq!(master.seen(Kind::Unmount).len(), 2);
     // One that is dropped while it is being made.
@@ -363,7 +361,7 @@ async fn shutting_down_unmounts_frees_and_leaves_no_task() {
     let others = tasks();
     let node = Node::begin(&lending(&[MIB, MIB]), engine.clone(), link.clone()).expect("small");
     drop(node);
-    until("its tasks end", || tasks() == others).await;
+    until("its tasks end", || tasks() <= others).await;
     until("its memory goes", || engine.stats().regions == 0).await;
 }
 
@@ -391,10 +389,9 @@ fn threads_end_with_their_node() {
         let node = Node::start(lending(&[MIB]), engine, link)
             .await
             .expect("small");
-        assert_eq!(threads(), 2);
-        node.shutdown(Duration::from_secs(10))
-            .await
-            .expect("in time");
-        assert_eq!(threads(), 0);
+        // A thread takes its name when it runs, and the system forgets it a little after its end.
+        until("both run", || threads() == 2).await;
+        node.shutdown(PATIENCE).await.expect("in time");
+        until("both are gone", || threads() == 0).await;
     });
 }
