@@ -188,11 +188,22 @@ fn a_forged_capability_or_range_is_refused_and_counted_in_the_owner() {
     eventually("the owner counts them", || owner.ask("refusals") == "2");
 }
 
+fn patient_engine() -> Engine {
+    let mut config = EngineConfig {
+        transports: shm_only(),
+        ..EngineConfig::default()
+    };
+    config.deadlines.progress = LIMIT;
+    config.deadlines.connect = LIMIT;
+    Engine::start(config).expect("starts")
+}
+
 // contract: transport-8, transport-9
 #[test]
 fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
     for request in ["allocate 3000000 1", "register 3000000 1"] {
-        let engine = engine(shm_only());
+        // No deadline tells what the owner's end tells.
+        let engine = patient_engine();
         let (mut owner, remote) = start_owner("owner", request);
         let done = AtomicU64::new(0);
         let noticed = Mutex::new(Vec::new());
@@ -219,7 +230,7 @@ fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
         });
         for noticed in noticed.into_inner().expect("lock") {
             let took = noticed.saturating_duration_since(killed);
-            assert!(took < Duration::from_secs(2), "noticed after {took:?}");
+            assert!(took < LIMIT / 3, "noticed after {took:?}");
         }
         // A later batch finds the name gone, and ends at once as well.
         let mine = engine
@@ -228,7 +239,7 @@ fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
         let begun = Instant::now();
         let outcome = transfer(&engine, &remote, Direction::Read, all(&remote, &mine));
         assert_eq!(outcome.first_error(), Some(PieceError::PeerGone));
-        assert!(begun.elapsed() < Duration::from_secs(2));
+        assert!(begun.elapsed() < LIMIT / 3);
     }
 }
 
@@ -248,13 +259,17 @@ fn a_stopped_owner_does_not_stop_copies_of_what_is_open() {
         let mine = engine
             .allocate(remote.len, AllocateOptions::default())
             .expect("allocated");
-        let outcome = transfer(&engine, &remote, Direction::Read, all(&remote, &mine));
-        assert_eq!(outcome.first_error(), None);
+        // A busy machine may need more than one try at these deadlines.
+        let read = |engine: &Engine, remote: &Remote, mine: &Memory| {
+            transfer(engine, remote, Direction::Read, all(remote, mine)).is_ok()
+        };
+        eventually("it is open", || read(&engine, &remote, &mine));
         owner.stop();
         let sent = pattern(5, 100_000);
         mine.copy_in(0, &sent).expect("inside");
-        let outcome = transfer(&engine, &remote, Direction::Write, all(&remote, &mine));
-        assert_eq!(outcome.first_error(), None);
+        eventually("copies go on", || {
+            transfer(&engine, &remote, Direction::Write, all(&remote, &mine)).is_ok()
+        });
         // What it would have to open has to wait for it, and that has an end.
         let outcome = transfer(&engine, &second, Direction::Read, all(&second, &mine));
         assert_eq!(outcome.first_error(), Some(PieceError::Stalled));
@@ -275,8 +290,7 @@ fn a_stopped_owner_does_not_stop_copies_of_what_is_open() {
             let mine = engine
                 .allocate(100_000, AllocateOptions::default())
                 .expect("allocated");
-            let outcome = transfer(engine, &second, Direction::Read, all(&second, &mine));
-            assert_eq!(outcome.first_error(), None, "it is back");
+            eventually("it is back", || read(engine, &second, &mine));
             assert!(content(&mine) == pattern(2, 100_000));
         }
     }
@@ -324,7 +338,7 @@ fn a_writer_that_dies_in_a_copy_does_not_hold_memory_back() {
         memory.unregister(LIMIT).expect("nobody copies any more");
         assert!(engine.wait_detached(id, LIMIT));
         assert!(engine.wait_quiet(Some(id), Duration::ZERO));
-        assert!(begun.elapsed() < Duration::from_secs(2));
+        assert!(begun.elapsed() < LIMIT / 3);
         let left = content(&memory);
         std::thread::yield_now();
         assert!(content(&memory) == left, "a late write");

@@ -45,7 +45,7 @@ async fn one_bad_entry_does_not_fail_its_neighbours() {
     let client = cluster.client().await;
     let there = fresh_key();
     client.store(&there, &pattern(0, KIB)).await;
-    let big = pattern(1, 16 * MIB);
+    let big = pattern(1, 5 * MIB);
     let small = pattern(2, KIB);
     let objects = [
         (fresh_key(), small.as_slice()),
