@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use layercake_protocol::command::FenceId;
 
@@ -20,6 +20,7 @@ const KEYS: u64 = 60;
 const NODES: u64 = 3;
 const SEGMENT_GRANULES: u64 = 96;
 const LEASE: Duration = Duration::from_millis(500);
+const DISCARD: Duration = Duration::from_millis(50);
 
 /// The granules of one segment.
 type Memory = Arc<Vec<AtomicU64>>;
@@ -30,6 +31,17 @@ struct Scene {
     memory: RwLock<HashMap<SegmentId, Memory>>,
     drops: Mutex<BTreeMap<ClientId, Vec<FenceId>>>,
     over: AtomicBool,
+    /// Nobody moves time any more.
+    stopped: AtomicBool,
+}
+
+/// Tells at the end of a thread, a panic too, that it is over.
+struct OnEnd<'a>(&'a AtomicBool);
+
+impl Drop for OnEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 /// Repeatable choices of one thread.
@@ -49,7 +61,7 @@ impl Scene {
     fn new() -> Self {
         let config = StateConfig {
             lease: LEASE,
-            discard_after: Duration::from_millis(50),
+            discard_after: DISCARD,
             release_after: Duration::from_secs(1),
             client_ttl: Duration::from_hours(1),
             shards: 8,
@@ -61,6 +73,7 @@ impl Scene {
             memory: RwLock::default(),
             drops: Mutex::default(),
             over: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
         }
     }
 
@@ -205,6 +218,9 @@ impl Scene {
         if choices.below(6) == 0 {
             std::thread::yield_now();
         }
+        if choices.below(20) == 0 {
+            self.dawdle();
+        }
         for (_, started) in &started {
             let replicas = &started.replicas;
             let own = self.holds(replicas, size, started.generation);
@@ -224,6 +240,14 @@ impl Scene {
                     self.state.put_revoke(self.now(), caller, &object)
                 };
             }
+        }
+    }
+
+    /// Keeps a put open until others may take its keys.
+    fn dawdle(&self) {
+        let until = self.now() + DISCARD * 2;
+        while self.now() < until && !self.stopped.load(Ordering::SeqCst) {
+            std::thread::yield_now();
         }
     }
 
@@ -261,6 +285,7 @@ impl Scene {
 
     /// Moves time, carries commands out, and lets nodes come and go.
     fn run_nodes(&self) {
+        let _end = OnEnd(&self.stopped);
         let mut choices = Choices(99);
         let mut incarnation = 0;
         let mut mounted: Vec<_> = (0..NODES).map(|node| self.mount(node, 0)).collect();
@@ -365,6 +390,7 @@ fn a_group_goes_whole_or_not_at_all_while_members_are_read() {
     let state = &world.state;
     // Odd while the group of that round may be looked at.
     let phase = AtomicU64::new(0);
+    let (read_whole, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let members: Vec<_> = (0..MEMBERS).map(name).collect();
     let store = |puts: Vec<PutStart>| {
         let keys: Vec<_> = puts.iter().map(|put| put.key.clone()).collect();
@@ -384,15 +410,12 @@ fn a_group_goes_whole_or_not_at_all_while_members_are_read() {
             }
         }
     };
-    let read_whole = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
+            let _end = OnEnd(&over);
             let mut choices = Choices(1);
-            let mut whole = 0_u64;
-            loop {
+            while !over.load(Ordering::SeqCst) {
                 let before = phase.load(Ordering::SeqCst);
-                if before == GROUP_ROUNDS * 2 {
-                    return whole;
-                }
                 if before.is_multiple_of(2) {
                     std::thread::yield_now();
                     continue;
@@ -415,19 +438,29 @@ fn a_group_goes_whole_or_not_at_all_while_members_are_read() {
                     peek: true,
                 };
                 // While the evictor looks at a group its members are absent; they come back.
-                let mut looks = 0..100_000;
-                let whole_now = looks.any(|_| {
+                let patience = Instant::now() + Duration::from_mins(1);
+                loop {
                     let (found, _) = state.exists(now, &reader, &query);
                     let miss = found.last().is_some_and(|p| *p != Presence::Complete);
-                    !miss || phase.load(Ordering::SeqCst) != before
-                });
-                assert!(whole_now, "a group lost some of its members");
-                whole += 1;
+                    if !miss || phase.load(Ordering::SeqCst) != before {
+                        break;
+                    }
+                    let lost = Instant::now() > patience;
+                    assert!(!lost, "a group lost some of its members");
+                    std::thread::yield_now();
+                }
+                read_whole.fetch_add(1, Ordering::SeqCst);
                 let objects = [object(&keys[0], got.generation())];
                 state.get_end(now, &reader, &objects);
             }
         });
-        for round in 0..GROUP_ROUNDS {
+        let enough = || read_whole.load(Ordering::SeqCst) > 0;
+        let mut rounds = 0..;
+        while !over.load(Ordering::SeqCst) {
+            let round = rounds.next().expect("endless");
+            if round >= GROUP_ROUNDS && enough() {
+                break;
+            }
             state.remove_matching(now, &Tenant::default(), &|_| true, true);
             let grouped = members.iter().map(|key| PutStart {
                 group: Some(format!("g{round}")),
@@ -440,7 +473,7 @@ fn a_group_goes_whole_or_not_at_all_while_members_are_read() {
             }
             phase.fetch_add(1, Ordering::SeqCst);
         }
-        reading.join().unwrap()
+        over.store(true, Ordering::SeqCst);
+        reading.join().unwrap();
     });
-    assert!(read_whole > 0);
 }
