@@ -6,12 +6,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{
-    Cluster, Running, Scene, alive, assert_fields, children_of, eventually, finish_child,
+    Cluster, DEADLINE, Running, Scene, alive, assert_fields, children_of, eventually, finish_child,
     layercake, run,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// Three times what an end takes at most, for a busy machine.
+const STOP_WITHIN: Duration = Duration::from_secs(15);
 
 #[test]
 fn a_signal_ends_master_and_node_cleanly_and_silently() {
@@ -62,7 +63,7 @@ fn a_closed_standard_input_ends_them_too() {
 
 #[test]
 fn a_node_that_was_killed_is_lost_and_its_successor_takes_its_name() {
-    let mut cluster = Cluster::start(1, "4MiB", "--client-ttl 1s");
+    let mut cluster = Cluster::start(1, "4MiB", "--client-ttl 3s");
     cluster.nodes[0].signal(Signal::KILL);
     cluster.nodes.clear();
     eventually("the master notices", || {
@@ -156,9 +157,13 @@ fn kill(pid: u32) {
 
 #[test]
 fn a_worker_and_a_node_killed_by_another_hand_cost_their_part_only() {
-    let scene = Scene::workload(60, 1);
+    // The second half comes long enough after the first for somebody to find the processes and kill them.
+    let scene = Scene::workload(60, 1).paced(|request| {
+        let pause = if request < 30 { 0 } else { 10_000 };
+        pause + request * 20
+    });
     let child = layercake(&format!(
-        "replay {} --layers 2 --entry-bytes 64 --workers 2 --nodes 2 --speed 20 --json",
+        "replay {} --layers 2 --entry-bytes 64 --workers 2 --nodes 2 --speed 1 --json",
         scene.trace.display()
     ))
     .stdout(Stdio::piped())
@@ -200,7 +205,7 @@ fn a_killed_master_ends_the_replay_with_one_line() {
         "{}",
         said.err
     );
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < DEADLINE / 3);
     eventually("all children are gone", || {
         !children.iter().any(|child| alive(*child))
     });

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{BufRead as _, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tokio::net::TcpSocket;
 
 /// Far above what anything here takes, also on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
@@ -246,6 +248,24 @@ impl Cluster {
     }
 }
 
+/// An address at which nobody listens, as long as this is kept: a bound socket that does not listen turns
+/// everyone away, and its port goes to nobody else.
+#[derive(Debug)]
+pub(crate) struct NobodyThere(TcpSocket);
+
+impl NobodyThere {
+    pub(crate) fn reserve() -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        socket.bind(loopback).expect("any port");
+        Self(socket)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.0.local_addr().expect("it is bound")
+    }
+}
+
 /// A folder with a sample trace of this many requests.
 #[derive(Debug)]
 pub(crate) struct Scene {
@@ -266,6 +286,18 @@ impl Scene {
             .ok()
             .out;
         Self::with_trace(&text)
+    }
+
+    /// The same requests at other times, in milliseconds.
+    pub(crate) fn paced(self, at: impl Fn(u64) -> u64) -> Self {
+        let text = std::fs::read_to_string(&self.trace).expect("written before");
+        let lines = text.lines().zip(0..).map(|(line, request)| {
+            let mut line: Value = serde_json::from_str(line).expect("JSON");
+            line["timestamp"] = at(request).into();
+            format!("{line}\n")
+        });
+        std::fs::write(&self.trace, lines.collect::<String>()).expect("written");
+        self
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {

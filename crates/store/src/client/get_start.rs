@@ -92,8 +92,8 @@ impl StoreClient {
         self.core().see_through(work).await
     }
 
-    /// Ends sessions. Leases whose last session this was are given back in one call; one that still has
-    /// reads under way follows when they are done.
+    /// Ends sessions, and returns when their leases have been given back: those whose last session this was,
+    /// in one call. One that still has reads under way follows when they are done.
     pub async fn end_gets(&self, sessions: Vec<GetSession>) {
         drop(sessions);
         let core = Arc::clone(self.core());

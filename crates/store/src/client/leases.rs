@@ -42,6 +42,8 @@ pub(crate) struct Leases {
     ended: Notify,
     /// Wakes starts that wait for a give-back.
     gave: Notify,
+    /// One give-back at a time, so that whoever returns from one has also waited for what others give.
+    giving: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -122,8 +124,9 @@ impl Leases {
         self.inner.lock().table.sessions()
     }
 
-    /// Gives back what has ended, in one call.
+    /// Gives back what has ended, in one call. What is being given back already is waited for.
     pub(crate) async fn give_back(&self, core: &Core) {
+        let _one = self.giving.lock().await;
         let objects = std::mem::take(&mut self.inner.lock().gives);
         if objects.is_empty() {
             return;

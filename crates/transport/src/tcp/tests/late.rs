@@ -110,7 +110,26 @@ fn peers_are_turned_away_when_there_is_no_room() {
     assert!(turned_away(1));
     drop(silent);
     assert!(eventually(LIMIT, || owner.stats().tcp_connections == 0));
-    let _open = [Raw::open(&owner), Raw::open(&owner), Raw::open(&owner)];
+    let memory = memory(&owner, 4096, Access::RemoteReadWrite);
+    let region = memory.region();
+    let region = WireRegion {
+        region: region.region,
+        capability: region.capability,
+    };
+    let open = || {
+        let mut peer = Raw::open(&owner);
+        // Who is served greets no more: there is room for the next one.
+        let op = WireOp {
+            region: 0,
+            offset: 0,
+            len: 8,
+            generation: None,
+        };
+        peer.frame(Kind::Write, region, op, &[1; 8]);
+        assert_eq!(peer.answer(), Answer::Statuses(vec![Ok(())]));
+        peer
+    };
+    let _open = [open(), open(), open()];
     let mut fourth = Raw::connect(&owner);
     assert!(fourth.is_closed(), "three are connected");
     assert!(turned_away(2));
