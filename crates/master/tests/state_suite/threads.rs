@@ -218,7 +218,7 @@ impl Scene {
         if choices.below(6) == 0 {
             std::thread::yield_now();
         }
-        if choices.below(20) == 0 {
+        if choices.below(80) == 0 {
             self.dawdle();
         }
         for (_, started) in &started {
@@ -245,7 +245,7 @@ impl Scene {
 
     /// Keeps a put open until others may take its keys.
     fn dawdle(&self) {
-        let until = self.now() + DISCARD * 2;
+        let until = self.now() + DISCARD + DISCARD / 5;
         while self.now() < until && !self.stopped.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }

@@ -109,7 +109,7 @@ async fn a_node_that_stands_still_is_absent_until_it_goes_on() {
     let client = cluster.client().await;
     let key = fresh_key();
     client.store(&key, &pattern(1, 4 * KIB)).await;
-    node.signal("STOP").await;
+    node.stop().await;
     let error = client.load(&key).await.expect_err("it does not answer");
     assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
     assert!(
@@ -119,7 +119,7 @@ async fn a_node_that_stands_still_is_absent_until_it_goes_on() {
     assert_eq!(client.stats().suspect_segments, 1);
     let other = cluster.client().await;
     assert!(other.has(&key).await, "it is this client that found out");
-    node.signal("CONT").await;
+    node.resume().await;
     eventually("the node is in reach again", || {
         client.stats().suspect_segments == 0
     })
@@ -153,7 +153,7 @@ async fn a_write_that_nobody_answered_for_is_not_confirmed() {
         scenes.push((client, session));
     }
     let status = || cluster.master.monitor.status();
-    node.signal("STOP").await;
+    node.stop().await;
     let [first, second, third] = &scenes[..] else {
         panic!("three of them");
     };
@@ -203,7 +203,7 @@ async fn a_write_that_nobody_answered_for_is_not_confirmed() {
     assert_eq!(status().reserved_objects, 0);
     drop(session);
 
-    node.signal("CONT").await;
+    node.resume().await;
     eventually("the node has fenced all of it", || {
         status().quarantined_bytes == 0
     })

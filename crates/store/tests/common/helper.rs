@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::PATIENCE;
+use super::{PATIENCE, eventually};
 
 /// The variable that carries a helper's orders.
 pub(crate) const ORDERS: &str = "LAYERCAKE_TEST_HELPER";
@@ -71,8 +71,30 @@ impl Helper {
         self.child.kill().await.expect("it was running");
     }
 
-    /// Sends a signal by its name, for instance `STOP`.
-    pub(crate) async fn signal(&self, name: &str) {
+    /// SIGSTOP, and waits until every thread stands still.
+    pub(crate) async fn stop(&self) {
+        self.signal("STOP").await;
+        let threads = format!("/proc/{}/task", self.pid());
+        eventually("the process is stopped", || {
+            let mut threads = std::fs::read_dir(&threads).expect("the process is there");
+            threads.all(|thread| {
+                let stat = thread.and_then(|it| std::fs::read_to_string(it.path().join("stat")));
+                // A thread that ended meanwhile stands still as well.
+                stat.map_or(true, |stat| {
+                    let state = stat.rsplit(')').next();
+                    state.is_some_and(|rest| rest.trim().starts_with('T'))
+                })
+            })
+        })
+        .await;
+    }
+
+    /// SIGCONT.
+    pub(crate) async fn resume(&self) {
+        self.signal("CONT").await;
+    }
+
+    async fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([format!("-{name}"), self.pid().to_string()])
             .status()
