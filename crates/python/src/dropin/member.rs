@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::core::{EngineSettings, Trust};
 
 /// The metadata server that stands for none: peers find each other by address.
-const HANDSHAKE: &str = "P2PHANDSHAKE";
+pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
 
 /// Why a member can't be started like that.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

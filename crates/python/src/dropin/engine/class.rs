@@ -8,14 +8,25 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use super::calls::{Opcode, PyInnerTransferEngine, PyMooncakeEngine};
+use super::directory::Directory;
 use super::live::{Live, code};
 use super::notify::{Notify, PyTransferNotify};
 use super::under_way::Status;
 use crate::args::{Bytes, Int, Ints};
-use crate::dropin::member;
+use crate::dropin::member::{self, Unsupported};
 use crate::memory;
-use crate::peers::PeerEngine;
 use crate::runtime::{self, Owned};
+
+/// Where peers are looked up, if not by their addresses.
+fn directory(metadata: &str) -> Result<Option<Directory>, Unsupported> {
+    if metadata == member::HANDSHAKE {
+        return Ok(None);
+    }
+    let directory = Directory::parse(metadata);
+    directory.map(Some).ok_or_else(|| Unsupported::Metadata {
+        address: metadata.to_owned(),
+    })
+}
 
 fn note(notify: Option<PyRef<'_, PyTransferNotify>>) -> Option<Notify> {
     notify.map(|notify| notify.get())
@@ -33,8 +44,9 @@ impl PyMooncakeEngine {
     /// Starts the engine; once more starts it anew.
     ///
     /// Args:
-    ///     local_hostname: Where peers find it, ``host`` or ``host:port``; the port is chosen anew.
-    ///     metadata_server: ``"P2PHANDSHAKE"``.
+    ///     local_hostname: Where peers find it, ``host`` or ``host:port``; the port is chosen anew. With a metadata
+    ///         server it is the name, as it is, under which peers find it.
+    ///     metadata_server: ``"P2PHANDSHAKE"``, or the address of an HTTP metadata server.
     ///     protocol: ``"tcp"``.
     ///     device_name: Not used.
     #[pyo3(signature = (local_hostname, metadata_server, protocol, device_name, /))]
@@ -47,31 +59,34 @@ impl PyMooncakeEngine {
         device_name: Option<&str>,
     ) -> PyResult<i64> {
         let _ = device_name;
-        let settings = py.detach(|| {
+        let prepared = py.detach(|| -> Result<_, Unsupported> {
             member::check_protocol(protocol)?;
             member::check_metadata(metadata_server)?;
-            member::settings(local_hostname)
+            Ok((
+                member::settings(local_hostname)?,
+                directory(metadata_server)?,
+            ))
         });
-        let settings = match settings {
-            Ok(settings) => settings,
-            Err(error) => {
-                runtime::handle(py)?;
-                tracing::error!(%error, "the transfer engine was not initialized");
-                return Ok(code::FAILED);
-            }
+        let refused = |error: &dyn std::fmt::Display| {
+            tracing::error!(%error, "the transfer engine was not initialized");
+            Ok(code::FAILED)
         };
-        match runtime::run(py, PeerEngine::start(settings))? {
-            Ok(peers) => {
-                runtime::close_later(py, &peers);
-                let live = Owned::new(Arc::new(Live::new(peers)));
+        // Has logging started, for what is refused as well.
+        runtime::handle(py)?;
+        let (settings, directory) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return refused(&error),
+        };
+        let host = local_hostname.to_owned();
+        match runtime::run(py, Live::start(settings, host, directory))? {
+            Ok(live) => {
+                runtime::close_later(py, live.peers());
+                let live = Owned::new(Arc::new(live));
                 let before = self.live.lock().replace(live);
                 drop(before);
                 Ok(0)
             }
-            Err(error) => {
-                tracing::error!(%error, "the transfer engine was not initialized");
-                Ok(code::FAILED)
-            }
+            Err(error) => refused(&error),
         }
     }
 
@@ -93,7 +108,7 @@ impl PyMooncakeEngine {
     /// The port under which peers find this engine; negative before :meth:`initialize`.
     fn get_rpc_port(&self) -> PyResult<i64> {
         let live = self.live()?;
-        Ok(live.map_or(code::FAILED, |live| live.peers.address().port().into()))
+        Ok(live.map_or(code::FAILED, |live| live.peers().address().port().into()))
     }
 
     /// What a store takes as ``engine``; None before :meth:`initialize`.
@@ -409,7 +424,7 @@ impl PyMooncakeEngine {
         let Some(live) = self.live()? else {
             return Ok(Vec::new());
         };
-        let taken = live.peers.take_notifications();
+        let taken = live.peers().take_notifications();
         let notifies = taken.into_iter().map(|(name, msg)| {
             let msg = String::from_utf8_lossy(&msg).into_owned();
             Notify { name, msg }.into()

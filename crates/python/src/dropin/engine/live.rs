@@ -4,12 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use layercake_store::StoreError;
 use layercake_transport::{Access, Direction};
 use parking_lot::Mutex;
+use thiserror::Error;
 
+use super::directory::{Directory, DirectoryError};
+use super::names::{Named, Names};
 use super::notify::Notify;
 use super::under_way::UnderWay;
-use crate::core::{EngineCore, RegisterRefused};
+use crate::core::{EngineCore, EngineSettings, RegisterRefused};
 use crate::memory::Use;
 use crate::peers::{Move, PeerEngine, PeerError};
 
@@ -25,10 +29,19 @@ pub(super) mod code {
     pub(in super::super) const UNREACHABLE: i64 = -102;
 }
 
+/// Why an engine was not started.
+#[derive(Debug, Error)]
+pub(super) enum StartError {
+    #[error(transparent)]
+    Engine(#[from] StoreError),
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+}
+
 /// An engine, its managed buffers, and its transfers under way. Its methods are called without the
 /// interpreter lock.
 pub(super) struct Live {
-    pub(super) peers: Arc<PeerEngine>,
+    peers: Named,
     pub(super) under_way: UnderWay,
     /// First address and length.
     managed: Mutex<HashMap<u64, u64>>,
@@ -38,16 +51,47 @@ pub(super) struct Live {
 pub(super) type Pieces<'a> = (&'a [u64], &'a [u64], &'a [u64]);
 
 impl Live {
-    pub(super) fn new(peers: Arc<PeerEngine>) -> Self {
+    fn new(engine: Arc<PeerEngine>, names: Names) -> Self {
         Self {
-            peers,
+            peers: Named {
+                engine,
+                names: Arc::new(names),
+            },
             under_way: UnderWay::default(),
             managed: Mutex::default(),
         }
     }
 
+    /// Starts an engine that is known as `host`.
+    pub(super) async fn start(
+        settings: EngineSettings,
+        host: String,
+        directory: Option<Directory>,
+    ) -> Result<Self, StartError> {
+        let advertise = settings.advertise;
+        let engine = PeerEngine::start(settings).await?;
+        let Some(directory) = directory else {
+            return Ok(Self::new(engine, Names::default()));
+        };
+        let mut address = engine.address();
+        if let Some(advertise) = advertise {
+            address.set_ip(advertise.ip());
+        }
+        match Names::listed(directory, &host, &address.to_string()).await {
+            Ok(names) => Ok(Self::new(engine, names)),
+            Err(error) => {
+                engine.close(Instant::now() + CLOSE_WITHIN).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(super) fn peers(&self) -> &Arc<PeerEngine> {
+        &self.peers.engine
+    }
+
     pub(super) fn engine(&self) -> &Arc<EngineCore> {
-        self.peers.engine()
+        self.peers().engine()
     }
 
     pub(super) fn register(&self, addr: u64, len: u64) -> i64 {
@@ -142,13 +186,13 @@ impl Live {
             return code::FAILED;
         };
         let moving = async {
-            self.peers.transfer(peer, direction, &moves, None).await?;
+            self.peers.transfer(peer, direction, &moves).await?;
             match notify {
-                Some(Notify { name, msg }) => self.peers.notify(peer, name, msg.into_bytes()).await,
+                Some(notify) => self.peers.notify(peer, notify).await,
                 None => Ok(()),
             }
         };
-        match self.peers.handle().block_on(moving) {
+        match self.peers().handle().block_on(moving) {
             Ok(()) => 0,
             Err(error) => failed(peer, &error),
         }
@@ -163,7 +207,7 @@ impl Live {
         pieces: Pieces<'_>,
     ) -> u64 {
         let registered = self.moves(direction, pieces, Locals::Registered);
-        let handle = self.peers.handle().clone();
+        let handle = self.peers().handle().clone();
         let Some(moves) = registered else {
             if self.moves(direction, pieces, Locals::Any).is_none() {
                 return 0;
@@ -178,10 +222,10 @@ impl Live {
             return 0;
         }
         let (id, report) = self.under_way.begin();
-        let peers = Arc::clone(&self.peers);
+        let peers = self.peers.clone();
         let peer = peer.to_owned();
         handle.spawn(async move {
-            let result = peers.transfer(&peer, direction, &moves, None).await;
+            let result = peers.transfer(&peer, direction, &moves).await;
             if let Err(error) = &result {
                 failed(&peer, error);
             }
@@ -202,7 +246,7 @@ impl Live {
             }
             well
         };
-        if self.peers.handle().block_on(all) {
+        if self.peers().handle().block_on(all) {
             0
         } else {
             code::FAILED
@@ -210,7 +254,7 @@ impl Live {
     }
 
     pub(super) fn probe(&self, peer: &str) -> Result<Option<u64>, i64> {
-        let asked = self.peers.handle().block_on(self.peers.probe(peer));
+        let asked = self.peers().handle().block_on(self.peers.probe(peer));
         asked.map_err(|error| {
             failed(peer, &error);
             match error {
@@ -254,9 +298,12 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        let peers = Arc::clone(&self.peers);
-        let handle = peers.handle().clone();
-        handle.spawn(async move { peers.close(Instant::now() + CLOSE_WITHIN).await });
+        let Named { engine, names } = self.peers.clone();
+        let handle = engine.handle().clone();
+        handle.spawn(async move {
+            names.leave().await;
+            engine.close(Instant::now() + CLOSE_WITHIN).await;
+        });
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `class`, `calls` | the Python classes: convert arguments, answer with codes |
 //! | `live` | an engine that was initialized |
+//! | `names`, `directory` | where peers are, by their addresses or at an HTTP metadata server |
 //! | `under_way` | transfers that somebody asks about later, by number |
 //! | `notify` | messages between the programs at both ends |
 //!
@@ -12,7 +13,9 @@
 
 mod calls;
 mod class;
+mod directory;
 mod live;
+mod names;
 mod notify;
 mod under_way;
 

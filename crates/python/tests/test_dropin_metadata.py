@@ -1,0 +1,108 @@
+"""Engines of `mooncake.engine` that find each other at an HTTP metadata server."""
+
+import ctypes
+import http.server
+import mmap
+import socket
+import threading
+import time
+import urllib.parse
+
+import pytest
+
+pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
+
+from conftest import wait_until  # noqa: E402
+from mooncake.engine import TransferEngine  # noqa: E402
+
+
+class Memory:
+    """Page-aligned memory with an address."""
+
+    def __init__(self, size: int):
+        self.map = mmap.mmap(-1, size)
+        self.view = (ctypes.c_char * size).from_buffer(self.map)
+        self.address = ctypes.addressof(self.view)
+
+    def __getitem__(self, where: slice) -> bytes:
+        return self.map[where]
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        self.map[where] = data
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """A metadata server: values by key, as Mooncake's keeps them."""
+
+    values: dict[str, bytes] = {}
+
+    def _key(self) -> str:
+        where = urllib.parse.urlsplit(self.path)
+        assert where.path == "/metadata"
+        return urllib.parse.parse_qs(where.query)["key"][0]
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self):
+        self.values[self._key()] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200)
+
+    def do_GET(self):
+        value = self.values.get(self._key())
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_DELETE(self):
+        self._answer(404 if self.values.pop(self._key(), None) is None else 200)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def metadata():
+    Metadata.values = {}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/metadata"
+        server.shutdown()
+        thread.join()
+
+
+def listed(name: str, metadata: str, code: int = 0) -> TransferEngine:
+    engine = TransferEngine()
+    assert engine.initialize(name, metadata, "tcp", "") == code
+    return engine
+
+
+def test_peers_are_found_by_name_at_a_metadata_server(metadata, rng):
+    here, there, data = Memory(4096), Memory(4096), rng.randbytes(4096)
+    asking, answering = listed("127.0.0.1:17001", metadata), listed("127.0.0.1:17002", metadata)
+    assert asking.register_memory(here.address, 4096) == 0 == answering.register_memory(there.address, 4096)
+    here[:] = data
+    assert asking.transfer_sync_write("127.0.0.1:17002", here.address, there.address, 4096) == 0
+    assert there[:] == data
+    assert asking.get_first_buffer_address("127.0.0.1:17002") == there.address
+    assert asking.transfer_sync_read(f"127.0.0.1:{answering.get_rpc_port()}", here.address, there.address, 10) == 0
+    assert asking.send_probe("nobody") == -101
+    # One that starts anew under the same name is found where it is now.
+    assert answering.initialize("127.0.0.1:17002", metadata, "tcp", "") == 0
+    assert answering.register_memory(there.address, 4096) == 0
+    wait_until(lambda: asking.transfer_sync_write("127.0.0.1:17002", here.address, there.address, 4096) == 0)
+    del asking
+    wait_until(lambda: len(Metadata.values) == 1)
+
+
+def test_metadata_servers_that_are_none(metadata):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/metadata"
+    for address in (nobody, "http://", "http:///metadata", "http://127.0.0.1:1/a b", "https://127.0.0.1/metadata"):
+        listed("127.0.0.1", address, code=-1)
+    start = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        listed("127.0.0.1", f"http://127.0.0.1:{silent.getsockname()[1]}/metadata", code=-1)
+    assert time.monotonic() - start < 10
