@@ -241,9 +241,10 @@ fn safety(drivers: &[Driver]) -> Result<()> {
 }
 
 /// Small writes to a healthy peer over TCP, alone and while as many are asked for of a peer that takes
-/// connections and never answers.
+/// connections and never answers. All on one processor: see [`Peer::share_one_processor`].
 fn dead_peer(driver: &Driver, healthy: &Arc<Peer>) -> Result<()> {
     const WRITES: usize = 3000;
+    healthy.share_one_processor()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let dead = Arc::new(Endpoint {
         engine: EngineId::draw(),

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use layercake_protocol::endpoint::{Endpoint, HostId};
 use layercake_protocol::ids::{Capability, EngineId, Generation, RegionId};
 use layercake_transport::{Access, AllocateOptions, Engine, EngineConfig, RemoteSlice};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use serde_json::{Value, json};
 
 const CHILD: &str = "LAYERCAKE_BENCH_PEER_BYTES";
@@ -110,6 +111,26 @@ impl Peer {
             len,
             generation,
         }
+    }
+}
+
+impl Peer {
+    /// Keeps all threads that this process and the peer have by now on one processor. A round trip costs
+    /// two to three times as much between two processors as on one, and the system moves threads about as
+    /// it likes: what is compared has to be in the same place.
+    pub fn share_one_processor(&self) -> Result<()> {
+        let mine = sched_getaffinity(None)?;
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| mine.is_set(*cpu));
+        let mut one = CpuSet::new();
+        one.set(first.context("no processor to run on")?);
+        for process in [std::process::id(), self.child.id()] {
+            for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+                let name = thread?.file_name();
+                let id = name.to_str().and_then(|name| name.parse().ok());
+                sched_setaffinity(id.and_then(Pid::from_raw), &one)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -26,6 +26,7 @@ const STREAMS: usize = 2;
 /// hits all of them alike.
 const TURN: Duration = Duration::from_millis(200);
 const ROUNDS: usize = 9;
+const TRIPS: usize = 5000;
 
 fn main() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("peer") {
@@ -241,11 +242,16 @@ fn drive() -> Result<()> {
         }
     }
     for direction in [Direction::Write, Direction::Read] {
+        let before = sleeps(&peer)?;
         let raw = raw_latency(&peer, direction)?;
+        let between = sleeps(&peer)?;
         let ours = latency(&engine, &peer, &local, direction)?;
+        let after = sleeps(&peer)?;
         println!(
-            "{:5} 4 KiB latency: raw {raw:?}, ours {ours:?} (median, p99)",
-            direction.name()
+            "{:5} 4 KiB latency: raw {raw:?}, {:.2} sleeps each; ours {ours:?}, {:.2} sleeps each (median, p99)",
+            direction.name(),
+            (between - before) / TRIPS as f64,
+            (after - between) / TRIPS as f64,
         );
     }
     drop(child.stdin.take());
@@ -313,7 +319,7 @@ fn latency(
     direction: Direction,
 ) -> Result<(Duration, Duration)> {
     let mut times = Vec::new();
-    for _ in 0..5000 {
+    for _ in 0..TRIPS {
         let batch = batch(peer, local, direction, 4096, 1, true)?;
         let start = Instant::now();
         let outcome = engine.submit(batch).wait();
@@ -401,7 +407,7 @@ fn raw_latency(peer: &Peer, direction: Direction) -> Result<(Duration, Duration)
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 16 + 4096];
     let mut times = Vec::new();
-    for _ in 0..5000 {
+    for _ in 0..TRIPS {
         let start = Instant::now();
         match direction {
             Direction::Write => {

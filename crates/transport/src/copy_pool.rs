@@ -22,6 +22,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 mod cut;
+mod inline;
 mod run;
 
 pub(crate) use cut::Part;

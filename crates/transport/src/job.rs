@@ -237,10 +237,10 @@ impl Job {
         let _already_set = self.helper.set(helper);
     }
 
-    /// Notes that the first byte is about to move; later calls change nothing.
-    pub(crate) fn mark_started(&self) {
+    /// Notes that the first byte is about to move, at `now`; later calls change nothing.
+    pub(crate) fn mark_started(&self, now: Instant) {
         if self.started.load(Ordering::Relaxed) == 0 {
-            let waited = nanos(self.submitted.elapsed()).max(1);
+            let waited = nanos(now.saturating_duration_since(self.submitted)).max(1);
             let _lost_race =
                 self.started
                     .compare_exchange(0, waited, Ordering::Relaxed, Ordering::Relaxed);

@@ -36,7 +36,7 @@ impl Backend for LocalBackend {
         let mover = LocalMover {
             context: Arc::clone(&self.context),
         };
-        PieceRun::start(job, pieces, Box::new(mover), &self.pool);
+        PieceRun::start(job, pieces, mover, &self.pool);
     }
 
     /// The engine stops the copy threads, which other transports use as well.

@@ -17,18 +17,11 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::cut::{Cutter, Part, UNIT_BYTES, UNIT_PARTS};
-use super::{CopyPool, Work};
+use super::{CopyPool, Work, inline};
 use crate::combine::combine;
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet, WaitHelper};
 use crate::transfer::PieceDone;
-
-/// Batches up to this size are copied by the thread that submits them: that is quicker than waking
-/// another one, and takes it some ten microseconds at most.
-const INLINE_BYTES: u64 = 64 << 10;
-
-/// Batches of more pieces than this are left to the copy threads, however small.
-const INLINE_PIECES: usize = 64;
 
 /// What came of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,21 +100,25 @@ mod state {
 impl PieceRun {
     /// Starts moving the pieces: at once on this thread if they are few and small, else on the pool's
     /// threads and those that wait for the job.
-    pub(crate) fn start(job: Arc<Job>, set: PieceSet, mover: Box<dyn PartMover>, pool: &CopyPool) {
+    pub(crate) fn start(
+        job: Arc<Job>,
+        set: PieceSet,
+        mover: impl PartMover + 'static,
+        pool: &CopyPool,
+    ) {
+        if let Some(parts) = inline::parts(&job, &set) {
+            return inline::run(job, &parts, &mover);
+        }
         let states = job.pieces().iter().map(|_| AtomicU64::new(state::CLEAN));
         let run = Arc::new(Self {
             states: states.collect(),
             job,
             set,
-            mover,
+            mover: Box::new(mover),
             progress: Mutex::default(),
             split: Mutex::default(),
         });
         let (bytes, pieces) = run.size(UNIT_BYTES * u64::from(u8::MAX));
-        if bytes <= INLINE_BYTES && pieces <= INLINE_PIECES {
-            while run.run_unit() {}
-            return;
-        }
         run.job.set_helper(Arc::new(Helper(Arc::downgrade(&run))));
         let by_bytes = usize::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(usize::MAX);
         pool.submit(run, by_bytes.max(pieces.div_ceil(UNIT_PARTS)));
@@ -272,14 +269,15 @@ impl Work for PieceRun {
         if !self.claim(&mut unit) {
             return false;
         }
-        self.job.mark_started();
+        let start = Instant::now();
+        self.job.mark_started(start);
         // The rest of a piece that failed is not worth moving.
         unit.retain(|part| part.offset == 0 || !self.has_failed(part.piece));
         let mut open = OpenUnit {
             run: self,
             parts: &unit,
             moved: Vec::with_capacity(unit.len()),
-            start: Instant::now(),
+            start,
         };
         self.mover.move_unit(&self.job, &unit, &mut open.moved);
         debug_assert_eq!(open.moved.len(), unit.len(), "one result per part");

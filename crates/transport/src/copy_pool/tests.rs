@@ -14,6 +14,7 @@ use crate::job::{Job, PieceSet};
 use crate::memory::{Access, HostBuffer, Memory, Registry};
 use crate::racy;
 use crate::stats::StatsTable;
+use crate::transfer::PieceDone;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -179,12 +180,7 @@ fn every_piece_is_moved_and_summed_whether_split_gathered_or_small() {
         content: Arc::new(content.clone()),
         ..FakeMover::default()
     };
-    PieceRun::start(
-        Arc::clone(&job),
-        PieceSet::All,
-        Box::new(mover.clone()),
-        &pool,
-    );
+    PieceRun::start(Arc::clone(&job), PieceSet::All, mover.clone(), &pool);
     assert!(job.wait(Some(soon())));
     let mut offset = 0;
     for (len, result) in lengths.iter().zip(job.outcome().pieces) {
@@ -199,26 +195,56 @@ fn every_piece_is_moved_and_summed_whether_split_gathered_or_small() {
 #[test]
 fn a_failed_piece_fails_alone_and_what_is_handed_back_goes_on() {
     let pool = pool(2);
-    let lengths = [10, 2 * UNIT_BYTES, 10, 2 * UNIT_BYTES, 10];
-    let content = bytes(usize::try_from(lengths.iter().sum::<u64>()).unwrap());
-    let job = job(&content, &lengths, LIMIT);
+    for large in [10, 2 * UNIT_BYTES] {
+        let lengths = [10, large, 10, large, 10];
+        let content = bytes(usize::try_from(lengths.iter().sum::<u64>()).unwrap());
+        let job = job(&content, &lengths, LIMIT);
+        let mover = FakeMover {
+            content: Arc::new(content),
+            fail: HashSet::from([1]),
+            hand_back: HashSet::from([2, 3]),
+            ..FakeMover::default()
+        };
+        PieceRun::start(Arc::clone(&job), PieceSet::All, mover.clone(), &pool);
+        assert!(job.wait(Some(soon())));
+        let results = job.outcome().pieces;
+        assert!(results[0].is_ok() && results[4].is_ok());
+        assert_eq!(results[1], Err(PieceError::Protocol));
+        assert_eq!(*mover.handed_back.lock(), [2, 3]);
+    }
+}
+
+#[test]
+fn a_small_batch_is_over_when_it_was_started() {
+    let pool = pool(1);
+    let content = bytes(64 << 10);
     let mover = FakeMover {
-        content: Arc::new(content),
-        fail: HashSet::from([1]),
-        hand_back: HashSet::from([2, 3]),
+        content: Arc::new(content.clone()),
         ..FakeMover::default()
     };
-    PieceRun::start(
-        Arc::clone(&job),
-        PieceSet::All,
-        Box::new(mover.clone()),
-        &pool,
-    );
-    assert!(job.wait(Some(soon())));
-    let results = job.outcome().pieces;
-    assert!(results[0].is_ok() && results[4].is_ok());
-    assert_eq!(results[1], Err(PieceError::Protocol));
-    assert_eq!(*mover.handed_back.lock(), [2, 3]);
+    let start = |lengths: &[u64], stop: bool, mover: FakeMover| {
+        let job = job(&content, lengths, LIMIT);
+        if stop {
+            job.cancel();
+        }
+        PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
+        job
+    };
+    for lengths in [&[64 << 10][..], &[1024; 64], &[1, 0, 9000]] {
+        let job = start(lengths, false, mover.clone());
+        assert!(job.is_done());
+        let mut offset = 0;
+        for (result, len) in job.outcome().pieces.iter().zip(lengths) {
+            let end = offset + usize::try_from(*len).unwrap();
+            let crc = Some(crc32c::crc32c(&content[offset..end]));
+            assert_eq!(*result, Ok(PieceDone { crc32c: crc }));
+            offset = end;
+        }
+    }
+    let units = mover.units.load(Ordering::Relaxed);
+    let stopped = start(&[8, 8], true, mover.clone());
+    assert_eq!(stopped.outcome().pieces, [Err(PieceError::Cancelled); 2]);
+    assert_eq!(mover.units.load(Ordering::Relaxed), units, "nothing moved");
 }
 
 #[test]
@@ -234,12 +260,7 @@ fn the_last_word_overrides_every_success() {
             hand_back: HashSet::from([0]),
             ..FakeMover::default()
         };
-        PieceRun::start(
-            Arc::clone(&job),
-            PieceSet::All,
-            Box::new(mover.clone()),
-            &pool,
-        );
+        PieceRun::start(Arc::clone(&job), PieceSet::All, mover.clone(), &pool);
         assert!(job.wait(Some(soon())));
         assert_eq!(job.outcome().pieces, [Err(PieceError::PeerGone); 2]);
         assert!(mover.handed_back.lock().is_empty());
@@ -256,12 +277,7 @@ fn only_the_pieces_that_were_given_are_touched() {
         ..FakeMover::default()
     };
     job.finish(3, Err(PieceError::Cancelled));
-    PieceRun::start(
-        Arc::clone(&job),
-        PieceSet::Some(vec![1, 3]),
-        Box::new(mover),
-        &pool,
-    );
+    PieceRun::start(Arc::clone(&job), PieceSet::Some(vec![1, 3]), mover, &pool);
     let terminal: Vec<_> = (0..4).map(|piece| job.is_terminal(piece)).collect();
     assert_eq!(terminal, [false, true, false, true]);
     assert_eq!(job.outcome().pieces[3], Err(PieceError::Cancelled));
@@ -280,7 +296,7 @@ fn a_large_batch_does_not_keep_a_later_one_waiting() {
     };
     let units_of_first = Arc::clone(&first.units);
     let job_1 = job(&content, &large, LIMIT);
-    PieceRun::start(Arc::clone(&job_1), PieceSet::All, Box::new(first), &pool);
+    PieceRun::start(Arc::clone(&job_1), PieceSet::All, first, &pool);
     arrived.recv_timeout(LIMIT).expect("its first unit runs");
     let second = FakeMover {
         content: Arc::clone(&content),
@@ -289,7 +305,7 @@ fn a_large_batch_does_not_keep_a_later_one_waiting() {
     };
     let other_at_end = Arc::clone(&second.other_at_end);
     let job_2 = job(&content, &vec![1; UNIT_PARTS + 1], LIMIT);
-    PieceRun::start(Arc::clone(&job_2), PieceSet::All, Box::new(second), &pool);
+    PieceRun::start(Arc::clone(&job_2), PieceSet::All, second, &pool);
     gate.open();
     assert!(job_2.wait(Some(soon())) && job_2.outcome().is_ok());
     let before_second = other_at_end.load(Ordering::Relaxed);
@@ -308,7 +324,7 @@ fn a_waiting_thread_does_the_work_when_the_pool_is_busy() {
         ..FakeMover::default()
     };
     let job_1 = job(&content, &[2 * UNIT_BYTES], LIMIT);
-    PieceRun::start(Arc::clone(&job_1), PieceSet::All, Box::new(blocked), &pool);
+    PieceRun::start(Arc::clone(&job_1), PieceSet::All, blocked, &pool);
     arrived
         .recv_timeout(LIMIT)
         .expect("the only thread is busy");
@@ -317,7 +333,7 @@ fn a_waiting_thread_does_the_work_when_the_pool_is_busy() {
         ..FakeMover::default()
     };
     let job_2 = job(&content, &[4 * UNIT_BYTES], LIMIT);
-    PieceRun::start(Arc::clone(&job_2), PieceSet::All, Box::new(free), &pool);
+    PieceRun::start(Arc::clone(&job_2), PieceSet::All, free, &pool);
     assert!(job_2.wait(Some(soon())) && job_2.outcome().is_ok());
     assert!(!job_1.is_done());
     gate.open();
@@ -339,7 +355,7 @@ fn cancelling_and_deadlines_stop_what_is_not_moved_yet() {
             ..FakeMover::default()
         };
         let job = job(&content, &[UNIT_BYTES; 8], deadline);
-        PieceRun::start(Arc::clone(&job), PieceSet::All, Box::new(mover), &pool);
+        PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
         arrived.recv_timeout(LIMIT).expect("the first unit runs");
         if reason == PieceError::Cancelled {
             job.cancel();
@@ -366,12 +382,7 @@ fn shutdown_ends_what_is_queued_and_what_comes_later() {
         ..FakeMover::default()
     };
     let job_1 = job(&content, &[UNIT_BYTES; 4], LIMIT);
-    PieceRun::start(
-        Arc::clone(&job_1),
-        PieceSet::All,
-        Box::new(mover.clone()),
-        &pool,
-    );
+    PieceRun::start(Arc::clone(&job_1), PieceSet::All, mover.clone(), &pool);
     arrived.recv_timeout(LIMIT).expect("the first unit runs");
     assert!(!pool.shutdown(Instant::now()), "a unit is still running");
     assert!(!job_1.is_done(), "a byte may still move");
@@ -380,7 +391,7 @@ fn shutdown_ends_what_is_queued_and_what_comes_later() {
     assert_eq!(job_1.outcome().pieces[3], Err(PieceError::ShutDown));
     assert!(pool.shutdown(soon()));
     let job_2 = job(&content, &[UNIT_BYTES; 4], LIMIT);
-    PieceRun::start(Arc::clone(&job_2), PieceSet::All, Box::new(mover), &pool);
+    PieceRun::start(Arc::clone(&job_2), PieceSet::All, mover, &pool);
     assert!(job_2.is_done(), "nobody is left to move it");
     assert_eq!(job_2.outcome().pieces, [Err(PieceError::ShutDown); 4]);
 }
@@ -399,15 +410,21 @@ fn a_bug_in_a_mover_ends_its_batch_and_spares_the_others() {
         ..broken.clone()
     };
     let job_1 = job(&content, &[UNIT_BYTES; 2], LIMIT);
-    PieceRun::start(Arc::clone(&job_1), PieceSet::All, Box::new(broken), &pool);
+    PieceRun::start(Arc::clone(&job_1), PieceSet::All, broken.clone(), &pool);
     // Not `wait`: that would run the broken mover on this thread.
     while !job_1.is_done() {
         assert!(Instant::now() < soon());
         std::thread::yield_now();
     }
     assert!(!job_1.outcome().is_ok());
+    // A small one takes the submitting thread with it, and leaves no piece without a result.
+    let small = job(&content, &[8; 2], LIMIT);
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        PieceRun::start(Arc::clone(&small), PieceSet::All, broken, &pool);
+    }));
+    assert!(unwound.is_err() && small.is_done() && !small.outcome().is_ok());
     let job_2 = job(&content, &[UNIT_BYTES; 2], LIMIT);
-    PieceRun::start(Arc::clone(&job_2), PieceSet::All, Box::new(sound), &pool);
+    PieceRun::start(Arc::clone(&job_2), PieceSet::All, sound, &pool);
     assert!(job_2.wait(Some(soon())) && job_2.outcome().is_ok());
 }
 

@@ -42,7 +42,7 @@ impl Backend for MockBackend {
         if self.closed.load(Ordering::SeqCst) {
             return job.fail(&pieces, PieceError::ShutDown);
         }
-        job.mark_started();
+        job.mark_started(Instant::now());
         let pieces: Vec<usize> = job.pending(&pieces).collect();
         self.network.plan(&self.context, &job, &pieces);
     }

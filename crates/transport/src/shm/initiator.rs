@@ -263,7 +263,7 @@ impl Initiator {
     fn run(&self, attachment: &Arc<Attachment>, waiting: Waiting, views: Views) {
         let context = Arc::clone(&self.context);
         let mover = ShmMover::new(context, Arc::clone(attachment), views);
-        PieceRun::start(waiting.job, waiting.set, Box::new(mover), &self.pool);
+        PieceRun::start(waiting.job, waiting.set, mover, &self.pool);
     }
 
     /// The owner answered that a region is open. `Err` if what it sent is not what it must be.

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
+use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::conn::{Closed, Conn, Scratch};
 use super::guests::{Guest, Guests};
@@ -117,13 +118,12 @@ impl LoopShared {
         self.command(Command::Stop);
     }
 
-    /// Leaves a lane's socket to a thread that waits for it; only its end is still told.
+    /// Leaves a lane's socket to a thread that waits for it; only its end is still told. Any interest at
+    /// all, in urgent bytes for one, would have the system wake the loop for whatever comes in, to find
+    /// that there is nothing to tell.
     pub(super) fn hand_over(&self, stream: &TcpStream, token: Token) -> io::Result<()> {
-        self.registry.reregister(
-            &mut SourceFd(&stream.as_raw_fd()),
-            token,
-            Interest::PRIORITY,
-        )
+        let data = EventData::new_u64(token.0 as u64);
+        Ok(epoll::modify(&self.registry, stream, data, EventFlags::ET)?)
     }
 
     /// Watches a lane's socket again; what has come meanwhile is told at once.

@@ -341,7 +341,7 @@ impl LaneState {
     }
 
     fn enqueue(&mut self, mut frame: Frame, now: Instant) {
-        frame.job.mark_started();
+        frame.job.mark_started(now);
         if !self.is_busy() {
             self.last_progress = now;
         }
