@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use crate::cmd::{admin, config, demo, master, node, replay, workload};
+use crate::cmd::{admin, config, demo, doctor, master, node, replay, workload};
 
 /// Layerwise KV-cache store and transfer for LLM inference.
 #[derive(Debug, Parser)]
@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Segments(admin::Plain),
     /// Show how the cluster is; fails when it can't take or serve an object
     Health(admin::Plain),
+    /// Say what becomes of an existing Mooncake configuration; fails if something of it is refused
+    Doctor(doctor::Options),
     /// Show the effective configuration
     Config(config::Options),
     /// One client process of a replay

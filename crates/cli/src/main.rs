@@ -56,6 +56,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Rm(options) => cmd::admin::rm(options, &sources),
         Command::Segments(options) => cmd::admin::segments(options, &sources),
         Command::Health(options) => cmd::admin::health(options, &sources),
+        Command::Doctor(options) => cmd::doctor::execute(options),
         Command::Config(options) => cmd::config::execute(options, &sources),
         Command::ReplayWorker(options) => cmd::replay::worker::execute(options, &sources),
     }

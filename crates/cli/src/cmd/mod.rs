@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod config;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod master;
 pub(crate) mod node;
 pub(crate) mod replay;

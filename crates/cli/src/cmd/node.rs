@@ -66,6 +66,7 @@ pub(crate) fn execute(options: &Options, sources: &Sources) -> Result<()> {
     .concat();
     let groups = [Common::TABLE, TransportSettings::TABLE, NodeSettings::TABLE];
     let resolved = sources.resolve(&groups, &flags)?;
+    sources.check_mooncake_protocol()?;
     let common = Common::take(&resolved)?;
     let transport = TransportSettings::take(&resolved)?;
     let settings = NodeSettings::take(&resolved)?;

@@ -10,7 +10,8 @@ const INTRODUCTION: &str = "# Configuration
 
 Every program takes its settings from, in this order: defaults, one file in TOML, or in JSON if its name ends
 in `.json` (`--config FILE` or `LAYERCAKE_CONFIG`), environment
-variables, flags. A later one wins. What is unknown is refused by name, and so is what contradicts itself.
+variables, flags. A later one wins. Behind the file stands a Mooncake configuration in JSON, if `MOONCAKE_CONFIG_PATH` names one: its
+`master_server_address`, `global_segment_size`, `local_hostname` and `tenant_id` count, and `layercake doctor` says what becomes of the others. What is unknown is refused by name, and so is what contradicts itself.
 `layercake config show master` and `layercake config show node` print the effective values and where each came from.
 
 Sizes have units (`90MiB`, `16GiB`), durations too (`200ms`, `5s`, `10min`). One file serves all programs:

@@ -1,4 +1,5 @@
-//! Configuration: defaults, then one TOML or JSON file, then `LAYERCAKE_*` variables, then flags.
+//! Configuration: defaults, then a Mooncake configuration if `MOONCAKE_CONFIG_PATH` names one, then one TOML
+//! or JSON file, then `LAYERCAKE_*` variables, then flags.
 //!
 //! Every setting stands once in a table (see [`programs`]) that gives its default, its form and its
 //! meaning; the file's keys, the variables' names, the flags, their help and `config show` are made
@@ -8,6 +9,7 @@
 //! are read at the edge, in [`Sources::load`].
 
 pub(crate) mod flags;
+mod mooncake;
 pub(crate) mod programs;
 pub(crate) mod suggest;
 pub(crate) mod value;
@@ -19,6 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 pub(crate) use flags::Flags;
+use mooncake::MooncakeFile;
 pub(crate) use value::{ByteSize, Ratio, Value};
 
 /// Prefix of the variables that this program reads.
@@ -140,6 +143,10 @@ impl Resolved {
 pub(crate) struct Sources {
     file: Option<(PathBuf, toml::Table)>,
     environment: BTreeMap<String, String>,
+    /// A Mooncake configuration, read when settings are resolved: not every tool has any.
+    mooncake: Option<PathBuf>,
+    /// The protocol "rdma" may stand for "tcp".
+    force_tcp: bool,
 }
 
 impl Sources {
@@ -167,7 +174,15 @@ impl Sources {
                 Some((path, text))
             }
         };
-        Self::new(file, environment)
+        let sources = Self::new(file, environment)?;
+        Ok(Self {
+            mooncake: std::env::var_os(mooncake::ENV_MOONCAKE)
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+            force_tcp: std::env::var(mooncake::ENV_FORCE_TCP)
+                .is_ok_and(|text| mooncake::is_on(&text)),
+            ..sources
+        })
     }
 
     /// Takes the text of a file and variables that begin with [`ENV_PREFIX`].
@@ -195,7 +210,19 @@ impl Sources {
                 Some((path, table))
             }
         };
-        Ok(Self { file, environment })
+        Ok(Self {
+            file,
+            environment,
+            ..Self::default()
+        })
+    }
+
+    /// Refuses the protocol that a Mooncake configuration names, if that is not there.
+    pub(crate) fn check_mooncake_protocol(&self) -> Result<()> {
+        match &self.mooncake {
+            Some(path) => MooncakeFile::read(path)?.check_protocol(self.force_tcp),
+            None => Ok(()),
+        }
     }
 
     /// The effective values of `groups`, flags last. Settings of other programs may be in the file and
@@ -207,12 +234,17 @@ impl Sources {
     ) -> Result<Resolved> {
         self.refuse_unknown_keys()?;
         self.refuse_unknown_variables()?;
+        let mooncake = self
+            .mooncake
+            .as_deref()
+            .map(MooncakeFile::read)
+            .transpose()?;
         let mut entries = Vec::new();
         for setting in groups.iter().copied().flatten() {
             let (text, origin) = match flags.iter().find(|(flag, _)| flag.path() == setting.path())
             {
                 Some((_, text)) => (text.clone(), Origin::Flag(setting.flag_name())),
-                None => self.layered(setting)?,
+                None => self.layered(setting, mooncake.as_ref())?,
             };
             let text =
                 (setting.check)(&text).map_err(|reason| refused(setting, &origin, &reason))?;
@@ -226,7 +258,11 @@ impl Sources {
     }
 
     /// The value that environment, file or default give.
-    fn layered(&self, setting: &Setting) -> Result<(String, Origin)> {
+    fn layered(
+        &self,
+        setting: &Setting,
+        mooncake: Option<&MooncakeFile>,
+    ) -> Result<(String, Origin)> {
         let variable = setting.env_name();
         if let Some(text) = self.environment.get(&variable) {
             return Ok((text.clone(), Origin::Environment(variable)));
@@ -244,6 +280,11 @@ impl Sources {
                     .ok_or_else(|| refused(setting, &origin, "a single value is expected"))?;
                 return Ok((text, origin));
             }
+        }
+        if let Some(file) = mooncake
+            && let Some(text) = file.value(&setting.path())
+        {
+            return Ok((text.to_owned(), Origin::File(file.path.clone())));
         }
         Ok((setting.default.to_owned(), Origin::Default))
     }

@@ -21,8 +21,10 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 pub(crate) fn layercake(args: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_layercake"));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("LAYERCAKE_") {
-            command.env_remove(name);
+        let text = name.to_string_lossy();
+        let known = ["LAYERCAKE_", "MOONCAKE_", "MC_"];
+        if known.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
         }
     }
     // No argument of these tests holds a blank.

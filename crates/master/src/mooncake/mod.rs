@@ -13,3 +13,4 @@ mod values;
 pub use file::{FileError, Quotas};
 pub use flags::{Effect, FLAGS, Flag, Kind, find};
 pub use settings::{Address, FlagError, Invocation, Settings, USAGE};
+pub use values::size as parse_size;

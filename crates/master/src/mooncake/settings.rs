@@ -110,6 +110,17 @@ pub struct Settings {
 type Given = BTreeMap<&'static str, String>;
 
 impl Settings {
+    /// The flags of a command line with their values, as they are given: what they mean is not looked at.
+    pub fn split(args: &[String]) -> Result<Vec<(&'static flags::Flag, String)>, FlagError> {
+        let Split::Flags(given) = split(args)? else {
+            return Ok(Vec::new());
+        };
+        let found = given
+            .into_iter()
+            .filter_map(|(name, value)| Some((flags::find(name)?, value)));
+        Ok(found.collect())
+    }
+
     /// Reads a command line, without the program's name, and the files that it names.
     pub fn from_args(args: &[String]) -> Result<Invocation, FlagError> {
         let given = match split(args)? {

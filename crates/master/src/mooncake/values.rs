@@ -26,8 +26,9 @@ pub(super) fn time(text: &str) -> Option<Duration> {
 /// What is accepted as a size.
 pub(super) const SIZE: &str = "bytes, or a number with one of the units B, KB, MB, GB and TB (powers of 1024), such as 4MB, is accepted";
 
-/// Reads a size; units are powers of 1024, as Mooncake has them.
-pub(super) fn size(text: &str) -> Option<u64> {
+/// Reads a size as Mooncake writes it: bytes, or a number with a unit such as MB or GB, which are powers of
+/// 1024 there.
+pub fn size(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
