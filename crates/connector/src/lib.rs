@@ -9,17 +9,26 @@
 //! | [`contract`] | types and traits between engine and connector |
 //! | [`options`], [`checks`] | settings and start-up checks, refused by name |
 //! | [`request`], [`lookup`], [`scheduler`] | the scheduler side |
+//! | [`tracker`], [`convergence`], [`window`], [`prefetch`], [`batcher`], [`fanout`] | the worker's decisions |
+//! | [`worker`] | the worker side |
 //! | [`keys`], [`stats`] | names of objects; counters and reasons |
 #![forbid(unsafe_code)]
 
+pub mod batcher;
 pub mod checks;
 pub mod contract;
+pub mod convergence;
 mod error;
+pub mod fanout;
 pub mod keys;
 pub mod lookup;
 pub mod options;
+pub mod prefetch;
 pub mod request;
 pub mod scheduler;
 pub mod stats;
+pub mod tracker;
+pub mod window;
+pub mod worker;
 
 pub use error::ConnectorError;

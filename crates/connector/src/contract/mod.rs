@@ -12,7 +12,7 @@ mod metadata;
 mod results;
 mod sides;
 
-pub use caches::CacheLayout;
+pub use caches::{CacheLayout, CacheRegistration, EntryCache, LayerCache};
 pub use event::{ComputeEvent, Event, HostEvent};
 pub use ids::{BlockHash, BlockId, HashTextError, RequestId};
 pub use metadata::{METADATA_VERSION, RequestStep, Span, StepMetadata, TableUpdate};

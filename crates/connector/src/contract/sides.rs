@@ -1,7 +1,8 @@
 //! The two halves of a connector as the engine calls them.
 
 use super::{
-    Absorbed, BlockHash, BlockId, Event, LayerReady, RequestId, StepMetadata, WorkerResults,
+    Absorbed, BlockHash, BlockId, CacheRegistration, Event, LayerReady, RequestId, StepMetadata,
+    WorkerResults,
 };
 use crate::error::ConnectorError;
 
@@ -89,6 +90,10 @@ pub trait SchedulerSide {
 
 /// The half in each worker. Called from the thread that computes, in the order of the methods.
 pub trait WorkerSide {
+    /// Says where the caches lie; once, before the first step. Their layout is compared with what the
+    /// deployment says. Registering caches again replaces them, once no step is under way.
+    fn register_caches(&mut self, caches: &CacheRegistration) -> Result<(), ConnectorError>;
+
     /// Begins a step: loads start once `ready` says that earlier computation no longer uses the blocks
     /// they go to. Returns when no save reads a block of a preempted request any more.
     fn start_load(&mut self, step: &StepMetadata, ready: Event) -> Result<(), ConnectorError>;

@@ -1,4 +1,6 @@
 //! The connector on a real store: a master, a node and clients in this process.
 
 mod cluster;
+mod rig;
 mod scheduler;
+mod worker;

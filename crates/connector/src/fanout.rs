@@ -1,0 +1,93 @@
+//! Whether an object that several blocks need is read once and copied (W11). Pure.
+//!
+//! Reading `n` times costs `n` remote reads; reading once costs one and `n − 1` local copies, by way of
+//! no staging of its own: the first block that needs the object is the source of the others. Which is
+//! less follows from two measured bandwidths. Until both are known the object is read once, since a
+//! copy in memory is rarely the slower one.
+
+use crate::options::LocalFanout;
+
+/// Weight of a new measurement.
+const WEIGHT: f64 = 0.2;
+
+/// The two bandwidths.
+#[derive(Clone, Debug)]
+pub struct FanOut {
+    setting: LocalFanout,
+    /// Bytes per second; 0: unknown.
+    remote: f64,
+    local: f64,
+}
+
+impl FanOut {
+    /// Nothing is measured.
+    pub fn new(setting: LocalFanout) -> Self {
+        Self {
+            setting,
+            remote: 0.0,
+            local: 0.0,
+        }
+    }
+
+    /// A remote read.
+    pub fn note_remote(&mut self, bytes: u64, seconds: f64) {
+        note(&mut self.remote, bytes, seconds);
+    }
+
+    /// A local copy.
+    pub fn note_local(&mut self, bytes: u64, seconds: f64) {
+        note(&mut self.local, bytes, seconds);
+    }
+
+    /// Whether an object that `blocks` blocks need is read once.
+    pub fn read_once(&self, blocks: usize) -> bool {
+        if blocks < 2 {
+            return false;
+        }
+        match self.setting {
+            LocalFanout::On => true,
+            LocalFanout::Off => false,
+            LocalFanout::Auto => {
+                self.remote == 0.0 || self.local == 0.0 || self.local >= self.remote
+            }
+        }
+    }
+}
+
+fn note(rate: &mut f64, bytes: u64, seconds: f64) {
+    if bytes == 0 || seconds <= 0.0 {
+        return;
+    }
+    let measured = bytes as f64 / seconds;
+    *rate = if *rate == 0.0 {
+        measured
+    } else {
+        *rate + WEIGHT * (measured - *rate)
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_faster_way_is_chosen_and_can_be_forced() {
+        let mut auto = FanOut::new(LocalFanout::Auto);
+        assert!(!auto.read_once(1));
+        assert!(auto.read_once(2), "nothing is known");
+        auto.note_remote(1_000, 1.0);
+        auto.note_local(10_000, 1.0);
+        assert!(auto.read_once(2));
+        for _ in 0..50 {
+            auto.note_local(100, 1.0);
+        }
+        assert!(!auto.read_once(9));
+        auto.note_local(0, 1.0);
+        auto.note_remote(5, 0.0);
+        let mut on = FanOut::new(LocalFanout::On);
+        on.note_remote(1_000, 1.0);
+        on.note_local(1, 1.0);
+        assert!(on.read_once(2) && !on.read_once(1));
+        assert!(!FanOut::new(LocalFanout::Off).read_once(9));
+    }
+}

@@ -1,0 +1,300 @@
+//! Who owns which session (W3). Pure; the worker asks it before it acts, and tells it what came of it.
+//!
+//! It keeps three relations. *Puts*: objects that are being saved, each by one owner, from the moment
+//! they are wanted until they are settled; other requests with the same block follow. *Committed*: what
+//! of a request is known to be stored, by index in its table, so that a later chunk can load it again
+//! into the blocks the request has *then*. *Gets*: open reads and their owners; a read ends when its
+//! last owner lets go.
+//!
+//! A put is cancelled when its owner loses its blocks or computed from void ones. Cancelling is a mark:
+//! whoever holds the session sees it at the next step (`opened`, `may_write`, `may_commit`), revokes,
+//! and settles. A cancelled put is never committed unless its commit had begun, and that begins only
+//! when every byte has been read. So once a request has no unsettled put, nothing reads its blocks.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+
+use crate::contract::{BlockId, RequestId, TableUpdate};
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// It is readable.
+    Committed,
+    /// Somebody else has stored it: readable, too.
+    Elsewhere,
+    /// It is not there, as far as is known.
+    Lost,
+}
+
+/// How a request's part of a step begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// As the step before went on.
+    Continues,
+    /// With a new attempt; saves of the old one are cancelled.
+    StartsOver,
+    /// Not at all: a later attempt is known.
+    Stale,
+}
+
+/// Sessions of one worker by owner. `K` names an object.
+#[derive(Debug)]
+pub struct Tracker<K> {
+    requests: HashMap<RequestId, Request<K>>,
+    puts: HashMap<K, Put>,
+    /// Unsettled puts by owner; outlives the request.
+    unsettled: HashMap<RequestId, usize>,
+    gets: HashMap<K, BTreeSet<RequestId>>,
+}
+
+#[derive(Debug)]
+struct Request<K> {
+    attempt: u32,
+    /// This attempt computed from void blocks: nothing more of it is saved.
+    void: bool,
+    table: Vec<BlockId>,
+    committed: BTreeMap<u32, K>,
+    gets: BTreeSet<K>,
+}
+
+#[derive(Debug)]
+struct Put {
+    owner: RequestId,
+    index: u32,
+    followers: Vec<(RequestId, u32)>,
+    state: PutState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PutState {
+    Open,
+    Cancelled,
+    Committing,
+}
+
+impl<K> Default for Tracker<K> {
+    fn default() -> Self {
+        Self {
+            requests: HashMap::new(),
+            puts: HashMap::new(),
+            unsettled: HashMap::new(),
+            gets: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
+    /// A request is part of a step.
+    pub fn begin(&mut self, request: &RequestId, attempt: u32, table: &TableUpdate) -> Begun {
+        let known = self.requests.get(request).map(|known| known.attempt);
+        let begun = match known {
+            Some(known) if known > attempt => return Begun::Stale,
+            Some(known) if known < attempt => {
+                self.cancel(request);
+                self.release_gets(request);
+                Begun::StartsOver
+            }
+            _ => Begun::Continues,
+        };
+        let entry = self
+            .requests
+            .entry(request.clone())
+            .or_insert_with(|| Request {
+                attempt,
+                void: false,
+                table: Vec::new(),
+                committed: BTreeMap::new(),
+                gets: BTreeSet::new(),
+            });
+        if entry.attempt != attempt {
+            entry.attempt = attempt;
+            entry.void = false;
+        }
+        if table.replace {
+            entry.table.clear();
+        }
+        entry.table.extend_from_slice(&table.blocks);
+        begun
+    }
+
+    /// The block that a request has at this index now.
+    pub fn block(&self, request: &RequestId, index: u32) -> Option<BlockId> {
+        let table = &self.requests.get(request)?.table;
+        table.get(index as usize).copied()
+    }
+
+    /// What a request has had committed: to be loaded again where the engine does not keep blocks.
+    pub fn committed(&self, request: &RequestId) -> impl Iterator<Item = (u32, &K)> {
+        let entry = self.requests.get(request);
+        entry
+            .into_iter()
+            .flat_map(|entry| entry.committed.iter().map(|(index, key)| (*index, key)))
+    }
+
+    /// A request reads an object. `true`: it is the first, a session is to be opened.
+    pub fn want_get(&mut self, request: &RequestId, key: &K) -> bool {
+        let Some(entry) = self.requests.get_mut(request) else {
+            return false;
+        };
+        entry.gets.insert(key.clone());
+        let owners = self.gets.entry(key.clone()).or_default();
+        owners.insert(request.clone());
+        owners.len() == 1
+    }
+
+    /// A request has read an object, or failed to, or will not any more. `true`: it was the last.
+    pub fn release_get(&mut self, request: &RequestId, key: &K) -> bool {
+        if let Some(entry) = self.requests.get_mut(request) {
+            entry.gets.remove(key);
+        }
+        let Some(owners) = self.gets.get_mut(key) else {
+            return false;
+        };
+        if !owners.remove(request) || !owners.is_empty() {
+            return false;
+        }
+        self.gets.remove(key);
+        true
+    }
+
+    /// A request lets go of all it reads. The objects that nobody reads any more.
+    pub fn release_gets(&mut self, request: &RequestId) -> Vec<K> {
+        let entry = self.requests.get_mut(request);
+        let keys = entry
+            .map(|entry| std::mem::take(&mut entry.gets))
+            .unwrap_or_default();
+        keys.into_iter()
+            .filter(|key| self.release_get(request, key))
+            .collect()
+    }
+
+    /// A request has an object to save from the block at this index. The block, if a put is to be opened: not
+    /// if the object is being saved already, is known to be stored, or would be void.
+    pub fn want_put(&mut self, request: &RequestId, index: u32, key: &K) -> Option<BlockId> {
+        let entry = self.requests.get(request)?;
+        let block = *entry.table.get(index as usize)?;
+        if entry.void || entry.committed.get(&index) == Some(key) {
+            return None;
+        }
+        if let Some(put) = self.puts.get_mut(key) {
+            if put.owner != *request {
+                put.followers.push((request.clone(), index));
+            }
+            return None;
+        }
+        let put = Put {
+            owner: request.clone(),
+            index,
+            followers: Vec::new(),
+            state: PutState::Open,
+        };
+        self.puts.insert(key.clone(), put);
+        *self.unsettled.entry(request.clone()).or_default() += 1;
+        Some(block)
+    }
+
+    /// Whether bytes of a put may still be read from the engine's blocks; if not, it is to be revoked.
+    pub fn may_write(&self, key: &K) -> bool {
+        self.puts
+            .get(key)
+            .is_some_and(|put| put.state == PutState::Open)
+    }
+
+    /// Whether a put whose bytes are all written may be committed; if not, it is to be revoked. From here on
+    /// it can't be cancelled.
+    pub fn may_commit(&mut self, key: &K) -> bool {
+        match self.puts.get_mut(key) {
+            Some(put) if put.state == PutState::Open => {
+                put.state = PutState::Committing;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A put is over. `false`: it was before.
+    pub fn settle(&mut self, key: &K, outcome: PutOutcome) -> bool {
+        let Some(put) = self.puts.remove(key) else {
+            return false;
+        };
+        if let Some(count) = self.unsettled.get_mut(&put.owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.unsettled.remove(&put.owner);
+            }
+        }
+        if outcome != PutOutcome::Lost {
+            let owner = std::iter::once((put.owner, put.index));
+            for (request, index) in owner.chain(put.followers) {
+                if let Some(entry) = self.requests.get_mut(&request) {
+                    entry.committed.insert(index, key.clone());
+                }
+            }
+        }
+        true
+    }
+
+    /// What a request has computed in this attempt is void: nothing of it is to be committed.
+    pub fn cancel(&mut self, request: &RequestId) {
+        if let Some(entry) = self.requests.get_mut(request) {
+            entry.void = true;
+        }
+        if !self.unsettled.contains_key(request) {
+            return;
+        }
+        let puts = self.puts.values_mut();
+        for put in puts.filter(|put| put.owner == *request && put.state == PutState::Open) {
+            put.state = PutState::Cancelled;
+        }
+    }
+
+    /// Cancels everybody in `requests` whose table has a void block.
+    pub fn cancel_users_of<'a>(
+        &mut self,
+        void: &BTreeSet<BlockId>,
+        requests: impl IntoIterator<Item = &'a RequestId>,
+    ) {
+        if void.is_empty() {
+            return;
+        }
+        for request in requests {
+            let entry = self.requests.get(request);
+            if entry.is_some_and(|entry| entry.table.iter().any(|block| void.contains(block))) {
+                self.cancel(request);
+            }
+        }
+    }
+
+    /// A request lost its blocks: its puts are cancelled, and all else about it is forgotten. The objects
+    /// that nobody reads any more.
+    pub fn preempt(&mut self, request: &RequestId) -> Vec<K> {
+        self.cancel(request);
+        self.finish(request)
+    }
+
+    /// A request has ended: its puts go on. The objects that nobody reads any more.
+    pub fn finish(&mut self, request: &RequestId) -> Vec<K> {
+        let ended = self.release_gets(request);
+        self.requests.remove(request);
+        ended
+    }
+
+    /// Puts of a request that are not settled: as long as there is one, its blocks may be read.
+    pub fn unsettled(&self, request: &RequestId) -> usize {
+        self.unsettled.get(request).copied().unwrap_or(0)
+    }
+
+    /// Whether nothing is open and nobody is known.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.puts.is_empty() && self.gets.is_empty()
+    }
+
+    /// Open puts and gets.
+    pub fn open_sessions(&self) -> (usize, usize) {
+        (self.puts.len(), self.gets.len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

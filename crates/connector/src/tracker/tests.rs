@@ -1,0 +1,303 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn table(blocks: &[BlockId]) -> TableUpdate {
+    TableUpdate {
+        replace: true,
+        blocks: blocks.to_vec(),
+    }
+}
+
+fn tracker(requests: &[(&RequestId, &[BlockId])]) -> Tracker<u8> {
+    let mut tracker = Tracker::default();
+    for (request, blocks) in requests {
+        assert_eq!(tracker.begin(request, 0, &table(blocks)), Begun::Continues);
+    }
+    tracker
+}
+
+// DEV-05: the first to finish does not close the session for everyone.
+// contract: connector-14
+#[test]
+fn a_read_ends_with_its_last_owner_and_once() {
+    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
+    let mut tracker = tracker(&[(&r1, &[0, 1]), (&r2, &[2, 3])]);
+    let (a, b, c) = (b'a', b'b', b'c');
+    assert!(tracker.want_get(&r1, &a) && tracker.want_get(&r1, &b));
+    assert!(!tracker.want_get(&r2, &b), "b is open");
+    assert!(tracker.want_get(&r2, &c));
+    assert_eq!(tracker.release_gets(&r1), [a]);
+    let again = tracker.release_gets(&r1);
+    assert!(again.is_empty(), "letting go twice is harmless");
+    assert_eq!(tracker.open_sessions(), (0, 2));
+    assert!(tracker.release_get(&r2, &b));
+    assert!(!tracker.release_get(&r2, &b));
+    assert_eq!(tracker.preempt(&r2), [c]);
+    tracker.finish(&r1);
+    assert!(tracker.is_empty());
+}
+
+#[test]
+fn committed_blocks_come_back_into_the_blocks_a_request_has_now() {
+    let r = RequestId::from("r");
+    let mut tracker = tracker(&[(&r, &[10, 11])]);
+    assert_eq!(tracker.want_put(&r, 0, &7), Some(10));
+    assert_eq!(
+        tracker.committed(&r).count(),
+        0,
+        "not before it is committed"
+    );
+    assert!(tracker.may_commit(&7));
+    assert!(tracker.settle(&7, PutOutcome::Committed));
+    assert!(!tracker.settle(&7, PutOutcome::Committed));
+    assert_eq!(
+        tracker.want_put(&r, 0, &7),
+        None,
+        "a stored object is not put again"
+    );
+    assert_eq!(
+        tracker.begin(&r, 1, &table(&[20, 21, 22])),
+        Begun::StartsOver
+    );
+    let again: Vec<_> = tracker
+        .committed(&r)
+        .map(|(i, k)| (tracker.block(&r, i), *k))
+        .collect();
+    assert_eq!(again, [(Some(20), 7)], "a retry keeps what is committed");
+    assert_eq!(tracker.begin(&r, 0, &table(&[9])), Begun::Stale);
+    assert_eq!(tracker.block(&r, 0), Some(20));
+    tracker.preempt(&r);
+    assert_eq!(tracker.committed(&r).count(), 0);
+}
+
+#[test]
+fn a_block_is_saved_by_one_request_and_known_to_all_that_have_it() {
+    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
+    let mut tracker = tracker(&[(&r1, &[0]), (&r2, &[5])]);
+    assert_eq!(tracker.want_put(&r1, 0, &7), Some(0));
+    assert_eq!(tracker.want_put(&r2, 0, &7), None);
+    assert_eq!((tracker.unsettled(&r1), tracker.unsettled(&r2)), (1, 0));
+    tracker.settle(&7, PutOutcome::Elsewhere);
+    assert_eq!(tracker.committed(&r2).collect::<Vec<_>>(), [(0, &7)]);
+}
+
+// DEV-13: a save that is queued when its request is preempted never commits.
+#[test]
+fn a_preempted_save_is_not_committed_and_holds_its_blocks_until_it_is_settled() {
+    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
+    let mut tracker = tracker(&[(&r1, &[0, 1, 2]), (&r2, &[3])]);
+    for (index, key) in [(0, 1), (1, 2), (2, 3)] {
+        assert!(tracker.want_put(&r1, index, &key).is_some());
+    }
+    assert!(tracker.want_put(&r2, 0, &9).is_some());
+    assert!(
+        tracker.may_commit(&1),
+        "this one has been read to its last byte"
+    );
+    tracker.preempt(&r1);
+    assert!(!tracker.may_write(&2) && !tracker.may_commit(&3));
+    assert!(tracker.may_write(&9), "others don't notice");
+    assert_eq!(tracker.unsettled(&r1), 3);
+    for (key, outcome) in [
+        (1, PutOutcome::Committed),
+        (2, PutOutcome::Lost),
+        (3, PutOutcome::Lost),
+    ] {
+        tracker.settle(&key, outcome);
+    }
+    assert_eq!(tracker.unsettled(&r1), 0);
+}
+
+#[test]
+fn void_blocks_stop_the_saves_of_all_who_use_them_until_they_start_over() {
+    let (r1, r2, r3) = (
+        RequestId::from("r1"),
+        RequestId::from("r2"),
+        RequestId::from("r3"),
+    );
+    let mut tracker = tracker(&[(&r1, &[0, 1]), (&r2, &[0, 4]), (&r3, &[5])]);
+    assert!(tracker.want_put(&r1, 1, &1).is_some());
+    assert!(tracker.want_put(&r2, 1, &2).is_some());
+    assert!(tracker.want_put(&r3, 0, &3).is_some());
+    tracker.cancel_users_of(&BTreeSet::from([0]), [&r1, &r2, &r3]);
+    assert!(!tracker.may_commit(&1) && !tracker.may_commit(&2) && tracker.may_commit(&3));
+    tracker.settle(&1, PutOutcome::Lost);
+    assert_eq!(tracker.want_put(&r1, 1, &1), None, "still void");
+    tracker.begin(&r1, 1, &TableUpdate::default());
+    assert_eq!(tracker.want_put(&r1, 1, &1), Some(1));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Begin(u8, u32, Vec<BlockId>),
+    WantGet(u8, u8),
+    ReleaseGet(u8, u8),
+    Retry(u8),
+    WantPut(u8, u32, u8),
+    MayCommit(u8),
+    Settle(u8, PutOutcome),
+    Cancel(u8),
+    Preempt(u8),
+    Finish(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let request = || 0_u8..3;
+    let key = || 0_u8..5;
+    prop_oneof![
+        4 => (request(), 0_u32..3, proptest::collection::vec(0_u64..9, 0..4))
+            .prop_map(|(r, a, t)| Step::Begin(r, a, t)),
+        4 => (request(), key()).prop_map(|(r, k)| Step::WantGet(r, k)),
+        2 => (request(), key()).prop_map(|(r, k)| Step::ReleaseGet(r, k)),
+        1 => request().prop_map(Step::Retry),
+        6 => (request(), 0_u32..4, key()).prop_map(|(r, i, k)| Step::WantPut(r, i, k)),
+        3 => key().prop_map(Step::MayCommit),
+        3 => (key(), prop_oneof![
+            Just(PutOutcome::Committed),
+            Just(PutOutcome::Elsewhere),
+            Just(PutOutcome::Lost),
+        ]).prop_map(|(k, o)| Step::Settle(k, o)),
+        1 => request().prop_map(Step::Cancel),
+        1 => request().prop_map(Step::Preempt),
+        1 => request().prop_map(Step::Finish),
+    ]
+}
+
+/// The plainest description: lists that are searched.
+#[derive(Default)]
+struct Model {
+    reads: HashSet<(u8, u8)>,
+    /// Key, owner, whether it was cancelled before its commit began.
+    puts: Vec<(u8, u8, bool, bool)>,
+    known: HashSet<u8>,
+}
+
+impl Model {
+    fn readers(&self, key: u8) -> usize {
+        self.reads.iter().filter(|(_, k)| *k == key).count()
+    }
+
+    fn let_go(&mut self, request: u8) -> Vec<u8> {
+        let mut mine: Vec<u8> = self
+            .reads
+            .iter()
+            .filter(|(r, _)| *r == request)
+            .map(|(_, k)| *k)
+            .collect();
+        self.reads.retain(|(r, _)| *r != request);
+        mine.retain(|key| self.readers(*key) == 0);
+        mine.sort_unstable();
+        mine
+    }
+
+    fn cancel(&mut self, request: u8) {
+        for (_, owner, cancelled, committing) in &mut self.puts {
+            *cancelled |= *owner == request && !*committing;
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_session_leaks_ends_twice_or_commits_what_was_cancelled(
+        steps in proptest::collection::vec(step(), 0..80),
+    ) {
+        let ids: Vec<RequestId> = ["r0", "r1", "r2"].map(RequestId::from).to_vec();
+        let id = |request: u8| &ids[usize::from(request)];
+        let mut tracker = Tracker::<u8>::default();
+        let mut model = Model::default();
+        let mut attempts = HashMap::<u8, u32>::new();
+        for step in steps {
+            match step {
+                Step::Begin(r, attempt, blocks) => {
+                    let before = attempts.get(&r).copied();
+                    let begun = tracker.begin(id(r), attempt, &table(&blocks));
+                    let stale = before.is_some_and(|before| before > attempt);
+                    prop_assert_eq!(begun == Begun::Stale, stale);
+                    if begun == Begun::StartsOver {
+                        model.cancel(r);
+                        model.let_go(r);
+                    }
+                    if !stale {
+                        attempts.insert(r, attempt);
+                        model.known.insert(r);
+                    }
+                }
+                Step::WantGet(r, key) => {
+                    let first = model.readers(key) == 0;
+                    let known = model.known.contains(&r);
+                    if known {
+                        model.reads.insert((r, key));
+                    }
+                    let mine_only = model.readers(key) == 1 && model.reads.contains(&(r, key));
+                    let open = tracker.want_get(id(r), &key);
+                    prop_assert!(!open || mine_only);
+                    prop_assert!(!(known && first) || open);
+                }
+                Step::ReleaseGet(r, key) => {
+                    let had = model.reads.remove(&(r, key));
+                    let last = had && model.readers(key) == 0;
+                    prop_assert_eq!(tracker.release_get(id(r), &key), last);
+                }
+                Step::Retry(r) => {
+                    let mut ended = tracker.release_gets(id(r));
+                    ended.sort_unstable();
+                    prop_assert_eq!(ended, model.let_go(r));
+                }
+                Step::WantPut(r, index, key) => {
+                    if tracker.want_put(id(r), index, &key).is_some() {
+                        prop_assert!(model.puts.iter().all(|put| put.0 != key), "one put for a key");
+                        model.puts.push((key, r, false, false));
+                    }
+                }
+                Step::MayCommit(key) => {
+                    let put = model.puts.iter_mut().find(|put| put.0 == key);
+                    let expected = put.as_ref().is_some_and(|put| !put.2 && !put.3);
+                    prop_assert_eq!(tracker.may_commit(&key), expected);
+                    if let Some(put) = put {
+                        put.3 |= expected;
+                    }
+                }
+                Step::Settle(key, outcome) => {
+                    let known = model.puts.iter().any(|put| put.0 == key);
+                    prop_assert_eq!(tracker.settle(&key, outcome), known, "settled once");
+                    model.puts.retain(|put| put.0 != key);
+                }
+                Step::Cancel(r) => {
+                    tracker.cancel(id(r));
+                    model.cancel(r);
+                }
+                Step::Preempt(r) => {
+                    model.cancel(r);
+                    prop_assert_eq!(tracker.preempt(id(r)), model.let_go(r));
+                    attempts.remove(&r);
+                    model.known.remove(&r);
+                }
+                Step::Finish(r) => {
+                    prop_assert_eq!(tracker.finish(id(r)), model.let_go(r));
+                    attempts.remove(&r);
+                    model.known.remove(&r);
+                }
+            }
+            for (key, _, cancelled, committing) in &model.puts {
+                prop_assert_eq!(tracker.may_write(key), !cancelled && !committing);
+            }
+            for r in 0..3 {
+                let mine = model.puts.iter().filter(|put| put.1 == r).count();
+                prop_assert_eq!(tracker.unsettled(id(r)), mine);
+            }
+            let reads: HashSet<u8> = model.reads.iter().map(|(_, key)| *key).collect();
+            prop_assert_eq!(tracker.open_sessions(), (model.puts.len(), reads.len()));
+        }
+        for request in &ids {
+            tracker.finish(request);
+        }
+        for (key, ..) in &model.puts {
+            prop_assert!(tracker.settle(key, PutOutcome::Lost));
+        }
+        prop_assert!(tracker.is_empty());
+    }
+}

@@ -1,0 +1,131 @@
+//! A step's loads between the task that receives and the thread that computes.
+//!
+//! The results are published under the lock before anybody is woken (W5). The thread moves the cursor
+//! when it asks for a layer, so that the task knows how far ahead it is; a consumer that saves nothing
+//! moves it all the same. Whoever holds the [`Receiving`] end and lets it go, well or not, aborts what
+//! has not arrived: the waiting thread is woken in any case.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::watch;
+
+use crate::contract::{BlockId, LayerReady};
+use crate::convergence::Convergence;
+
+pub(crate) struct Board {
+    state: Mutex<Convergence>,
+    changed: Condvar,
+    cursor: watch::Sender<usize>,
+    pub(crate) loaded_bytes: AtomicU64,
+    pub(crate) load_micros: AtomicU64,
+}
+
+impl Board {
+    pub(crate) fn new(rows: Vec<Vec<BlockId>>, layers: usize) -> Self {
+        Self {
+            state: Mutex::new(Convergence::new(rows, layers)),
+            changed: Condvar::new(),
+            cursor: watch::channel(0).0,
+            loaded_bytes: AtomicU64::new(0),
+            load_micros: AtomicU64::new(0),
+        }
+    }
+
+    /// Runs `f` on the results, and wakes whoever waits for them.
+    pub(crate) fn update<T>(&self, f: impl FnOnce(&mut Convergence) -> T) -> T {
+        let result = f(&mut self.state.lock());
+        self.changed.notify_all();
+        result
+    }
+
+    pub(crate) fn look<T>(&self, f: impl FnOnce(&Convergence) -> T) -> T {
+        f(&self.state.lock())
+    }
+
+    /// Waits until the layer is there; `None`: not in time.
+    pub(crate) fn wait(&self, layer: usize, patience: Duration) -> Option<LayerReady> {
+        self.cursor.send_replace(layer);
+        self.wait_for(patience, |state| state.ready(layer))
+    }
+
+    /// Waits until all layers are there. `false`: not in time.
+    pub(crate) fn wait_all(&self, patience: Duration) -> bool {
+        self.run_free();
+        let over = |state: &Convergence| state.is_over().then_some(());
+        self.wait_for(patience, over).is_some()
+    }
+
+    /// What is void, now that all layers are there.
+    pub(crate) fn ready(&self) -> Option<LayerReady> {
+        self.look(|state| state.ready(0))
+    }
+
+    fn wait_for<T>(
+        &self,
+        patience: Duration,
+        ready: impl Fn(&Convergence) -> Option<T>,
+    ) -> Option<T> {
+        let until = Instant::now() + patience;
+        let mut state = self.state.lock();
+        loop {
+            if let Some(ready) = ready(&state) {
+                return Some(ready);
+            }
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return ready(&state);
+            }
+        }
+    }
+
+    /// Nobody asks for layers one by one any more: all may be loaded.
+    pub(crate) fn run_free(&self) {
+        self.cursor.send_replace(usize::MAX);
+    }
+
+    pub(crate) fn cursor(&self) -> watch::Receiver<usize> {
+        self.cursor.subscribe()
+    }
+}
+
+/// The receiving end of a board.
+pub(crate) struct Receiving(pub(crate) Arc<Board>);
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.update(Convergence::abort);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // contract: connector-15
+    #[test]
+    fn a_receiver_that_dies_wakes_the_thread_with_the_failure_published() {
+        let board = Arc::new(Board::new(vec![vec![1], vec![2, 3]], 4));
+        let receiving = Receiving(Arc::clone(&board));
+        let waiting = Arc::clone(&board);
+        let thread = std::thread::spawn(move || waiting.wait(3, Duration::from_secs(20)));
+        for layer in 0..3 {
+            board.update(|state| state.answered(layer, &[0, 1], &[true, true]));
+        }
+        let dies = std::thread::spawn(move || {
+            let _receiving = receiving;
+            panic!("the receiver dies");
+        });
+        assert!(dies.join().is_err());
+        let ready = thread.join().expect("no panic").expect("woken");
+        assert_eq!(ready.invalid_blocks, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_wait_has_an_end() {
+        let board = Board::new(vec![vec![1]], 1);
+        assert_eq!(board.wait(0, Duration::from_millis(1)), None);
+        assert!(!board.wait_all(Duration::from_millis(1)));
+    }
+}

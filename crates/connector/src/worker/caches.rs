@@ -1,0 +1,189 @@
+//! The engine's caches, tied to the object's layout (W8).
+//!
+//! Per layer there is one bound template; a call applies block ids to it, which is one multiplication
+//! and addition per piece. Registered memory is checked once, here: no block of it lies outside.
+
+use std::num::NonZeroU64;
+
+use layercake_protocol::layout::{
+    AppliedRanges, BoundTemplate, EntryBuffer, LayerSpec, ObjectLayout, RangeTemplate,
+};
+use layercake_store::Range;
+use layercake_transport::LocalSlice;
+
+use crate::contract::{BlockId, CacheRegistration, EntryCache, LayerCache};
+use crate::error::ConnectorError;
+
+pub(crate) struct Caches {
+    layers: Vec<Layer>,
+    object_len: u64,
+}
+
+struct Layer {
+    template: BoundTemplate,
+    /// The memory that each piece's address counts in.
+    memories: Vec<LocalSlice>,
+    start: u64,
+    len: u64,
+}
+
+impl Caches {
+    /// `unit`: the most bytes of one piece.
+    pub(crate) fn new(
+        caches: &CacheRegistration,
+        layout: &ObjectLayout,
+        unit: NonZeroU64,
+    ) -> Result<Self, ConnectorError> {
+        let specs = caches.layers.iter().map(|layer| {
+            let entries = layer.entries.iter();
+            LayerSpec::new(layer.physical, entries.map(|e| (e.name.as_str(), e.len)))
+        });
+        let found = ObjectLayout::new(specs)?;
+        if found.digest() != layout.digest() {
+            return Err(ConnectorError::Mismatch {
+                what: "layout of the registered caches",
+                ours: found.digest().to_string(),
+                theirs: layout.digest().to_string(),
+            });
+        }
+        let layers = (0..layout.layer_count()).map(|at| layer(caches, layout, at, unit));
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+            object_len: layout.object_len(),
+        })
+    }
+
+    pub(crate) fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    pub(crate) fn object_len(&self) -> u64 {
+        self.object_len
+    }
+
+    /// Pieces of an object: rows in its header.
+    pub(crate) fn pieces(&self) -> usize {
+        self.layers.iter().map(|layer| layer.template.len()).sum()
+    }
+
+    /// Bytes of a layer in an object.
+    pub(crate) fn layer_len(&self, layer: usize) -> u64 {
+        self.layers.get(layer).map_or(0, |layer| layer.len)
+    }
+
+    /// Bytes of the largest layer.
+    pub(crate) fn largest_layer(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.len).max().unwrap_or(0)
+    }
+
+    /// The ranges of one layer in each of these blocks, block after block. `None` for a block that is
+    /// not there.
+    pub(crate) fn ranges(
+        &self,
+        layer: usize,
+        blocks: &[BlockId],
+        scratch: &mut AppliedRanges,
+    ) -> Option<Vec<Vec<Range>>> {
+        let layer = self.layers.get(layer)?;
+        layer.template.apply(blocks, scratch).ok()?;
+        (0..blocks.len())
+            .map(|block| layer.of_block(scratch.block(block)?))
+            .collect()
+    }
+
+    /// The ranges of all layers in a block.
+    pub(crate) fn whole(&self, block: BlockId, scratch: &mut AppliedRanges) -> Option<Vec<Range>> {
+        let mut all = Vec::with_capacity(self.pieces());
+        for layer in 0..self.layers.len() {
+            all.extend(self.ranges(layer, &[block], scratch)?.pop()?);
+        }
+        Some(all)
+    }
+
+    /// Where each piece of a layer lies from the layer's start on.
+    pub(crate) fn within(&self, layer: usize) -> impl Iterator<Item = (u64, u64)> {
+        let layer = self.layers.get(layer);
+        layer.into_iter().flat_map(|layer| {
+            let offsets = layer.template.object_offsets().iter();
+            let pieces = offsets.zip(layer.template.lens());
+            pieces.map(|(offset, len)| (offset - layer.start, *len))
+        })
+    }
+}
+
+impl Layer {
+    fn of_block(&self, addresses: &[u64]) -> Option<Vec<Range>> {
+        let offsets = self.template.object_offsets().iter();
+        let pieces = offsets
+            .zip(self.template.lens())
+            .zip(addresses.iter().zip(&self.memories));
+        pieces
+            .map(|((&offset, &len), (&address, memory))| {
+                let local = memory.part(address, len)?;
+                Some(Range { offset, local })
+            })
+            .collect()
+    }
+}
+
+fn layer(
+    caches: &CacheRegistration,
+    layout: &ObjectLayout,
+    at: usize,
+    unit: NonZeroU64,
+) -> Result<Layer, ConnectorError> {
+    let differs = || ConnectorError::Metadata {
+        detail: "a registered layer is not in the layout".to_owned(),
+    };
+    let physical = layout.physical_layer(at).ok_or_else(differs)?;
+    let of_layer = |layer: &&LayerCache| layer.physical == physical;
+    let registered = caches.layers.iter().find(of_layer).ok_or_else(differs)?;
+    let mut entries = Vec::with_capacity(registered.entries.len());
+    for place in layout.layer_entries(at) {
+        let named = registered
+            .entries
+            .iter()
+            .find(|entry| entry.name == place.name);
+        let entry = named.ok_or_else(differs)?;
+        check_memory(entry, physical, caches.blocks)?;
+        entries.push(entry);
+    }
+    let template = RangeTemplate::new(layout, at, unit)?;
+    let buffers: Vec<EntryBuffer> = entries
+        .iter()
+        .map(|entry| EntryBuffer {
+            base: 0,
+            stride: entry.stride,
+        })
+        .collect();
+    let pieces = template.pieces().iter();
+    let range = layout.layer_range(at).ok_or_else(differs)?;
+    Ok(Layer {
+        template: template.bind(&buffers, caches.blocks)?,
+        memories: pieces
+            .map(|piece| entries[piece.entry].memory.clone())
+            .collect(),
+        start: range.start(),
+        len: range.len(),
+    })
+}
+
+fn check_memory(entry: &EntryCache, layer: u32, blocks: u64) -> Result<(), ConnectorError> {
+    let last = entry.stride.checked_mul(blocks.saturating_sub(1));
+    let end = last.and_then(|last| last.checked_add(entry.len));
+    if blocks > 0 && end.is_some_and(|end| end <= entry.memory.len()) {
+        return Ok(());
+    }
+    Err(ConnectorError::Mismatch {
+        what: "memory of a registered cache",
+        ours: format!(
+            "{} bytes for entry {:?} of layer {layer}",
+            entry.memory.len(),
+            entry.name
+        ),
+        theirs: format!(
+            "{blocks} blocks of {} bytes, {} apart",
+            entry.len, entry.stride
+        ),
+    })
+}

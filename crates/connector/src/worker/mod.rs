@@ -1,0 +1,469 @@
+//! The worker side on a store.
+//!
+//! ```text
+//! compute thread ── StoreWorker ──▶ queue of loads ──▶ receiver task ──▶ store
+//!        ▲                │                                │
+//!        └──── board ◀────┼────────────────────────────────┘
+//!                         └──────▶ queue of saves ──▶ sender task ────▶ store
+//! ```
+//!
+//! The thread that computes never calls the store: it fills bounded queues and waits on boards, each
+//! wait with a deadline. The two tasks run on the engine's runtime, belong to the worker and end with
+//! it: [`StoreWorker::close`] drains them, dropping the worker stops them, and what they held open is
+//! ended or revoked by the store's client. What is open for whom is in one [`Tracker`](crate::tracker).
+
+mod board;
+mod caches;
+mod plan;
+mod queue;
+mod reads;
+mod receiver;
+mod sender;
+mod shared;
+mod staging;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use layercake_protocol::key::ObjectKey;
+use layercake_store::StoreClient;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use self::board::{Board, Receiving};
+use self::caches::Caches;
+use self::plan::StepLoads;
+use self::queue::Queue;
+use self::receiver::LoadJob;
+use self::sender::{SaveJob, SaveStep, Sender};
+use self::shared::Shared;
+use self::staging::Staging;
+use crate::checks::{Deployment, Identity};
+use crate::contract::{
+    CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults, WorkerSide,
+};
+use crate::error::ConnectorError;
+use crate::keys::BlockKeys;
+use crate::options::{LocalFanout, Options};
+use crate::stats::ConnectorStats;
+use crate::tracker::PutOutcome;
+
+/// Layers that may wait to be saved.
+const SAVES_QUEUED: usize = 8;
+const LOADS_QUEUED: usize = 2;
+/// How long a full queue holds the computation up before the step's saves are given up.
+const SAVE_STALL: Duration = Duration::from_secs(5);
+
+/// The worker side of the layerwise store connector.
+pub struct StoreWorker {
+    rank: u32,
+    /// Its bytes are stored under this rank's keys.
+    storing_rank: usize,
+    saves: bool,
+    identity: Identity,
+    keys: BlockKeys,
+    shared: Arc<Shared>,
+    loads_queue: Arc<Queue<LoadJob>>,
+    saves_queue: Arc<Queue<SaveJob>>,
+    receiver: JoinHandle<()>,
+    sender: JoinHandle<()>,
+    caches: Option<Arc<Caches>>,
+    staging: Option<Arc<Staging>>,
+    step: Option<Step>,
+    ending: BTreeSet<RequestId>,
+}
+
+/// The step that computes.
+struct Step {
+    number: u64,
+    requests: Vec<RequestId>,
+    board: Option<Arc<Board>>,
+    save: Option<Save>,
+    /// When the layer that computes began to.
+    computing: Option<Instant>,
+    computed: Duration,
+    waited: Duration,
+}
+
+struct Save {
+    step: Arc<SaveStep>,
+    handed: Vec<bool>,
+    ended: bool,
+}
+
+impl StoreWorker {
+    /// Checks the deployment and makes the worker side of one rank. Its tasks run on `runtime`.
+    pub fn new(
+        deployment: &Deployment,
+        rank: u32,
+        options: Options,
+        store: StoreClient,
+        runtime: &Handle,
+    ) -> Result<Self, ConnectorError> {
+        let checked = deployment.check(&options)?;
+        let keys = BlockKeys::new(deployment, &checked)?;
+        let (storing_rank, stores) = deployment.storing_rank(rank)?;
+        let fingerprint = deployment.fingerprint(&checked.layout);
+        let fingerprint = (!deployment.compatible_keys).then_some(fingerprint);
+        let saves = options.role.saves() && stores;
+        let shared = Arc::new(Shared::new(store, options, checked.layout, fingerprint));
+        let loads_queue = Arc::new(Queue::new(LOADS_QUEUED));
+        let saves_queue = Arc::new(Queue::new(SAVES_QUEUED));
+        let receiver = receiver::run(Arc::clone(&shared), Arc::clone(&loads_queue));
+        let sender = Sender::new(Arc::clone(&shared)).run(Arc::clone(&saves_queue));
+        Ok(Self {
+            rank,
+            storing_rank: usize::try_from(storing_rank).unwrap_or(usize::MAX),
+            saves,
+            identity: checked.identity,
+            keys,
+            shared,
+            loads_queue,
+            saves_queue,
+            receiver: runtime.spawn(receiver),
+            sender: runtime.spawn(sender),
+            caches: None,
+            staging: None,
+            step: None,
+            ending: BTreeSet::new(),
+        })
+    }
+
+    /// What this side must have in common with the scheduler and with other workers.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Counters of this side.
+    pub fn stats(&self) -> ConnectorStats {
+        self.shared.counters.snapshot()
+    }
+
+    /// Objects that are being saved, and those that are being read.
+    pub fn open_sessions(&self) -> (usize, usize) {
+        self.shared.tracker(|tracker| tracker.open_sessions())
+    }
+
+    /// Saves what was handed over and ends the tasks. Waits for both as long as `deadline`.
+    pub async fn close(mut self, deadline: Duration) -> Result<(), ConnectorError> {
+        self.clear_metadata();
+        self.loads_queue.close();
+        self.saves_queue.close();
+        let both = async {
+            // A task that broke off has ended, too.
+            drop((&mut self.receiver).await);
+            drop((&mut self.sender).await);
+        };
+        tokio::time::timeout(deadline, both)
+            .await
+            .map_err(|_| ConnectorError::Deadline {
+                what: "the end of the worker's tasks",
+                after: deadline,
+            })
+    }
+
+    fn patience(&self) -> Duration {
+        self.shared.options.layer_timeout
+    }
+
+    fn local_layer(&self, physical: u32) -> Result<usize, ConnectorError> {
+        let layer = self.shared.layout.local_layer(physical);
+        layer.ok_or_else(|| ConnectorError::Unsupported {
+            setting: "layer",
+            value: physical.to_string(),
+            accepted: "it must be one of the registered layers",
+        })
+    }
+
+    fn step(&mut self, call: &'static str) -> Result<&mut Step, ConnectorError> {
+        self.step.as_mut().ok_or(ConnectorError::OutOfOrder {
+            call,
+            detail: "start_load begins a step",
+        })
+    }
+
+    fn key(&self, hash: &crate::contract::BlockHash) -> Result<ObjectKey, ConnectorError> {
+        self.keys.key(self.storing_rank, hash)
+    }
+
+    /// Cancels what lost its blocks, and waits until nothing reads them.
+    fn fence(&mut self, step: &StepMetadata) -> Result<(), ConnectorError> {
+        let over = self.shared.tracker(|tracker| plan::begin(tracker, step))?;
+        self.ending.extend(step.finished.iter().cloned());
+        let patience = self.patience();
+        if self.shared.wait_settled(&over, patience) {
+            return Ok(());
+        }
+        Err(ConnectorError::Deadline {
+            what: "the end of saves that read the blocks of preempted requests",
+            after: patience,
+        })
+    }
+
+    fn begin_loads(
+        &self,
+        caches: &Arc<Caches>,
+        loads: StepLoads,
+        ready: Event,
+    ) -> Option<Arc<Board>> {
+        if loads.rows.is_empty() {
+            return None;
+        }
+        let board = Arc::new(Board::new(loads.blocks, caches.layers()));
+        let job = LoadJob {
+            caches: Arc::clone(caches),
+            staging: self.staging.clone(),
+            receiving: Receiving(Arc::clone(&board)),
+            rows: loads.rows,
+            requests: loads.requests,
+            ready,
+        };
+        // A job that is not taken is dropped, which publishes its blocks as invalid.
+        self.loads_queue.push(job, self.patience());
+        Some(board)
+    }
+
+    fn begin_saves(&self, caches: &Arc<Caches>, rows: Vec<sender::SaveRow>) -> Option<Save> {
+        if rows.is_empty() {
+            return None;
+        }
+        let step = Arc::new(SaveStep {
+            caches: Arc::clone(caches),
+            rows,
+            given_up: false.into(),
+        });
+        if !self
+            .saves_queue
+            .push(SaveJob::Open(Arc::clone(&step)), SAVE_STALL)
+        {
+            self.never_opened(&step);
+            return None;
+        }
+        Some(Save {
+            handed: vec![false; caches.layers()],
+            step,
+            ended: false,
+        })
+    }
+
+    /// Settles rows that the sender never heard of.
+    fn never_opened(&self, step: &SaveStep) {
+        tracing::warn!(
+            blocks = step.rows.len(),
+            "saves are too slow: a step's blocks are not saved"
+        );
+        self.shared
+            .counters
+            .dropped_saves
+            .add(step.rows.len() as u64);
+        for row in &step.rows {
+            self.shared.settle(&row.key, PutOutcome::Lost);
+        }
+    }
+
+    fn hand_over(&mut self, layer: usize, ready: Event) {
+        let layerwise = self.shared.options.layerwise;
+        let Some(save) = self.step.as_mut().and_then(|step| step.save.as_mut()) else {
+            return;
+        };
+        let fresh = save
+            .handed
+            .get_mut(layer)
+            .is_some_and(|handed| !std::mem::replace(handed, true));
+        if !fresh || !layerwise || save.step.given_up.load(Ordering::Acquire) {
+            return;
+        }
+        let job = SaveJob::Layer(Arc::clone(&save.step), layer, ready);
+        if !self.saves_queue.push(job, SAVE_STALL) {
+            tracing::warn!(layer, "saves are too slow: a step's blocks are not saved");
+            save.step.given_up.store(true, Ordering::Release);
+        }
+    }
+
+    /// Ends the step's saves, as far as they may be.
+    fn end_saves(&mut self, ready: Event) {
+        let Some(step) = self.step.as_mut() else {
+            return;
+        };
+        let Some(save) = step.save.as_mut().filter(|save| !save.ended) else {
+            return;
+        };
+        save.ended = true;
+        let save_step = Arc::clone(&save.step);
+        if !self
+            .saves_queue
+            .push(SaveJob::End(Arc::clone(&save_step), ready), SAVE_STALL)
+        {
+            save_step.given_up.store(true, Ordering::Release);
+            if !self.shared.options.layerwise {
+                self.never_opened(&save_step);
+            }
+        }
+    }
+
+    fn note_computed(&mut self) {
+        if let Some(step) = self.step.as_mut()
+            && let Some(since) = step.computing.take()
+        {
+            let took = since.elapsed();
+            step.computed += took;
+            self.shared.prefetch.lock().note_compute(took, step.waited);
+        }
+    }
+}
+
+impl WorkerSide for StoreWorker {
+    fn register_caches(&mut self, caches: &CacheRegistration) -> Result<(), ConnectorError> {
+        if self.step.is_some() {
+            return Err(ConnectorError::OutOfOrder {
+                call: "register_caches",
+                detail: "a step is under way",
+            });
+        }
+        let unit = self.shared.options.max_transfer_bytes;
+        let caches = Arc::new(Caches::new(caches, &self.shared.layout, unit)?);
+        let copies = self.shared.options.local_fanout != LocalFanout::Off;
+        self.staging = copies
+            .then(|| Staging::new(self.shared.store.engine(), &caches))
+            .flatten();
+        self.caches = Some(caches);
+        Ok(())
+    }
+
+    fn start_load(&mut self, step: &StepMetadata, ready: Event) -> Result<(), ConnectorError> {
+        step.check_version()?;
+        self.clear_metadata();
+        let caches = self.caches.clone().ok_or(ConnectorError::OutOfOrder {
+            call: "start_load",
+            detail: "register_caches comes first",
+        })?;
+        self.fence(step)?;
+        let loads = plan::loads(self, step)?;
+        let saves = plan::saves(self, step)?;
+        let board = self.begin_loads(&caches, loads, ready);
+        let save = self.begin_saves(&caches, saves);
+        self.step = Some(Step {
+            number: step.step,
+            requests: step.requests.iter().map(|r| r.request.clone()).collect(),
+            board,
+            save,
+            computing: None,
+            computed: Duration::ZERO,
+            waited: Duration::ZERO,
+        });
+        Ok(())
+    }
+
+    fn wait_for_layer(&mut self, layer: u32) -> Result<LayerReady, ConnectorError> {
+        let layer = self.local_layer(layer)?;
+        self.note_computed();
+        let patience = self.patience();
+        let layerwise = self.shared.options.layerwise;
+        let step = self.step("wait_for_layer")?;
+        let begun = Instant::now();
+        let ready = match &step.board {
+            Some(board) if layerwise => board.wait(layer, patience),
+            // Whole objects come all at once.
+            Some(board) => board.wait_all(patience).then(|| board.ready()).flatten(),
+            None => Some(LayerReady::default()),
+        };
+        step.waited = begun.elapsed();
+        step.computing = Some(Instant::now());
+        ready.ok_or(ConnectorError::Deadline {
+            what: "the load of a layer",
+            after: patience,
+        })
+    }
+
+    fn save_layer(&mut self, layer: u32, ready: Event) -> Result<(), ConnectorError> {
+        let layer = self.local_layer(layer)?;
+        self.step("save_layer")?;
+        self.hand_over(layer, ready);
+        Ok(())
+    }
+
+    fn wait_for_save(&mut self, ready: Event) -> Result<(), ConnectorError> {
+        self.note_computed();
+        let patience = self.patience();
+        let step = self.step("wait_for_save")?;
+        if let Some(board) = step.board.clone() {
+            if !board.wait_all(patience) {
+                return Err(ConnectorError::Deadline {
+                    what: "the end of a step's loads",
+                    after: patience,
+                });
+            }
+            let void = board.look(|state| state.invalid().clone());
+            let requests = std::mem::take(&mut step.requests);
+            self.shared
+                .tracker(|tracker| tracker.cancel_users_of(&void, &requests));
+        }
+        let layers = self.caches.as_ref().map_or(0, |caches| caches.layers());
+        for layer in 0..layers {
+            self.hand_over(layer, Arc::clone(&ready));
+        }
+        self.end_saves(ready);
+        Ok(())
+    }
+
+    fn take_results(&mut self) -> WorkerResults {
+        let shared = &self.shared;
+        let (over, ending) = std::mem::take(&mut self.ending)
+            .into_iter()
+            .partition(|request| shared.tracker(|tracker| tracker.unsettled(request) == 0));
+        self.ending = ending;
+        let mut results = WorkerResults {
+            rank: self.rank,
+            finished: BTreeSet::into_iter(over).collect(),
+            ..WorkerResults::default()
+        };
+        let Some(step) = self.step.as_mut() else {
+            return results;
+        };
+        results.step = step.number;
+        let micros = std::mem::take(&mut step.computed).as_micros();
+        results.compute_micros = u64::try_from(micros).unwrap_or(u64::MAX);
+        if let Some(board) = step.board.take() {
+            results.invalid_blocks = board.look(|state| state.invalid().iter().copied().collect());
+            results.loaded_bytes = board.loaded_bytes.load(Ordering::Relaxed);
+            results.load_micros = board.load_micros.load(Ordering::Relaxed);
+        }
+        results
+    }
+
+    fn clear_metadata(&mut self) {
+        let Some(step) = self.step.as_mut() else {
+            return;
+        };
+        if let Some(board) = &step.board {
+            board.run_free();
+        }
+        if let Some(save) = step.save.as_ref().filter(|save| !save.ended) {
+            // The step was left in the middle: what it had to save is not whole.
+            save.step.given_up.store(true, Ordering::Release);
+        }
+        self.end_saves(crate::contract::HostEvent::done());
+        self.step = None;
+    }
+}
+
+impl Drop for StoreWorker {
+    fn drop(&mut self) {
+        self.loads_queue.abandon();
+        self.saves_queue.abandon();
+        self.receiver.abort();
+        self.sender.abort();
+    }
+}
+
+impl fmt::Debug for StoreWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreWorker")
+            .field("rank", &self.rank)
+            .field("step", &self.step.as_ref().map(|step| step.number))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,158 @@
+//! One call that reads a layer of some rows.
+//!
+//! A row with one block is read into it. One with several is read into each of them, or once into a
+//! staging slot and copied from there, whichever [`fanout`](crate::fanout) says.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_protocol::layout::AppliedRanges;
+use layercake_store::{GetSession, RangeRead, ReadDone, StoreError};
+use layercake_transport::{LocalSlice, PieceError};
+
+use super::receiver::LoadJob;
+use super::shared::Shared;
+use super::staging::Slot;
+
+/// What a call came to.
+pub(crate) struct Done {
+    pub(crate) layer: usize,
+    pub(crate) rows: Vec<usize>,
+    /// One for each row: what is wrong.
+    pub(crate) results: Vec<Option<StoreError>>,
+    /// Bytes read from the store.
+    pub(crate) bytes: u64,
+    pub(crate) took: Duration,
+}
+
+type Reading = std::pin::Pin<Box<dyn Future<Output = Vec<Result<ReadDone, StoreError>>> + Send>>;
+
+/// A call whose reads are under way.
+pub(crate) struct Call {
+    layer: usize,
+    rows: Vec<usize>,
+    /// For each read, the position of its row.
+    reads: Vec<usize>,
+    /// Copies to make once the reads are done.
+    copies: Vec<Copy>,
+    within: Vec<(u64, u64)>,
+    reading: Reading,
+    begun: Instant,
+}
+
+struct Copy {
+    /// Position of the row.
+    at: usize,
+    slot: Slot,
+    targets: Vec<Vec<LocalSlice>>,
+}
+
+impl Call {
+    /// Submits the reads of `layer`. `None`: the caches have no such block.
+    pub(crate) fn new(
+        shared: &Shared,
+        job: &LoadJob,
+        layer: usize,
+        rows: &[&(usize, GetSession)],
+        scratch: &mut AppliedRanges,
+    ) -> Option<Self> {
+        let within: Vec<(u64, u64)> = job.caches.within(layer).collect();
+        let mut reads = Vec::with_capacity(rows.len());
+        let mut of_row = Vec::with_capacity(rows.len());
+        let mut copies = Vec::new();
+        for (at, (row, session)) in rows.iter().enumerate() {
+            let blocks = job.receiving.0.look(|state| state.blocks(*row).to_vec());
+            let targets = job.caches.ranges(layer, &blocks, scratch)?;
+            if let Some((copy, ranges)) = stage(shared, job, at, &targets, &within) {
+                copies.push(copy);
+                of_row.push(at);
+                reads.push(RangeRead { session, ranges });
+                continue;
+            }
+            if targets.len() > 1 && layer == 0 {
+                shared.counters.repeated_reads.add(targets.len() as u64);
+            }
+            for ranges in targets {
+                of_row.push(at);
+                reads.push(RangeRead { session, ranges });
+            }
+        }
+        if layer == 0 {
+            let targets = copies.iter().map(|copy| copy.targets.len() as u64).sum();
+            shared.counters.fanned_out_blocks.add(targets);
+        }
+        Some(Self {
+            layer,
+            rows: rows.iter().map(|(row, _)| *row).collect(),
+            reads: of_row,
+            copies,
+            within,
+            begun: Instant::now(),
+            reading: Box::pin(shared.store.read_ranges(reads)),
+        })
+    }
+
+    pub(crate) async fn run(self, shared: Arc<Shared>) -> Done {
+        let read = self.reading.await;
+        let (mut bytes, mut results) = (0, vec![None; self.rows.len()]);
+        for (number, &at) in self.reads.iter().enumerate() {
+            match read.get(number) {
+                Some(Ok(done)) => bytes += done.bytes,
+                Some(Err(error)) => results[at] = Some(error.clone()),
+                None => results[at] = Some(StoreError::UnknownSession),
+            }
+        }
+        let took = self.begun.elapsed();
+        shared.fanout.lock().note_remote(bytes, took.as_secs_f64());
+        for copy in self.copies {
+            if results[copy.at].is_some() {
+                continue;
+            }
+            let begun = Instant::now();
+            let targets = copy.targets.len() as u64;
+            if copy.slot.copy(copy.targets, &self.within).await {
+                let len: u64 = self.within.iter().map(|(_, len)| len).sum();
+                let seconds = begun.elapsed().as_secs_f64();
+                shared.fanout.lock().note_local(len * targets, seconds);
+            } else {
+                results[copy.at] = Some(StoreError::Transfer {
+                    offset: 0,
+                    len: 0,
+                    source: PieceError::NoTransport,
+                });
+            }
+        }
+        Done {
+            layer: self.layer,
+            rows: self.rows,
+            results,
+            bytes,
+            took: self.begun.elapsed(),
+        }
+    }
+}
+
+/// Plans to read a row's layer once. `None`: it is not worth it, or there is no slot.
+fn stage(
+    shared: &Shared,
+    job: &LoadJob,
+    at: usize,
+    targets: &[Vec<layercake_store::Range>],
+    within: &[(u64, u64)],
+) -> Option<(Copy, Vec<layercake_store::Range>)> {
+    let staging = job.staging.as_ref()?;
+    if !shared.fanout.lock().read_once(targets.len()) {
+        return None;
+    }
+    let slot = staging.slot()?;
+    let ranges = slot.ranges(targets.first()?, within)?;
+    let locals = |ranges: &Vec<layercake_store::Range>| {
+        ranges.iter().map(|range| range.local.clone()).collect()
+    };
+    let copy = Copy {
+        at,
+        slot,
+        targets: targets.iter().map(locals).collect(),
+    };
+    Some((copy, ranges))
+}

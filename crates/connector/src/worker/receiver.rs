@@ -1,0 +1,329 @@
+//! The task that loads (W2).
+//!
+//! A job is a step's loads: distinct objects, each with the blocks that need it. Its sessions are opened
+//! tile by tile ([`window`](crate::window)); within a tile, layers are asked for in order, as far ahead
+//! of the computation as the controller says, several at a time. What fails fails its row: its blocks
+//! are published as invalid, and later layers leave it out. Sessions end when every read of the tile
+//! has come back. Dropping the job, finished or not, aborts what has not arrived.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::ids::Epoch;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::layout::AppliedRanges;
+use layercake_protocol::replica::Recency;
+use layercake_store::{GetOptions, GetRequest, GetSession, StoreError};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::board::Receiving;
+use super::caches::Caches;
+use super::queue::Queue;
+use super::reads::{Call, Done};
+use super::shared::{Shared, reached};
+use super::staging::Staging;
+use crate::batcher::CallReport;
+use crate::contract::{Event, RequestId};
+use crate::prefetch::Room;
+use crate::stats::MissReason;
+use crate::window::{Tile, Tiles};
+
+/// What is to be loaded of a step.
+pub(crate) struct LoadJob {
+    pub(crate) caches: Arc<Caches>,
+    pub(crate) staging: Option<Arc<Staging>>,
+    pub(crate) receiving: Receiving,
+    pub(crate) rows: Vec<LoadRow>,
+    /// Who reads; they let go at the end.
+    pub(crate) requests: Vec<RequestId>,
+    /// Earlier computation no longer uses the blocks.
+    pub(crate) ready: Event,
+}
+
+/// One object of it. Its blocks are on the board, under the same index.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadRow {
+    pub(crate) key: ObjectKey,
+    pub(crate) epoch: Epoch,
+    pub(crate) index: u32,
+}
+
+pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
+    while let Some(job) = queue.pop().await {
+        let cursor = job.receiving.0.cursor();
+        let mut load = Load {
+            shared: &shared,
+            job: &job,
+            cursor,
+            begun: Instant::now(),
+            scratch: AppliedRanges::default(),
+        };
+        load.run().await;
+        shared.tracker(|tracker| {
+            for request in &job.requests {
+                tracker.release_gets(request);
+            }
+        });
+        let loaded = job
+            .receiving
+            .0
+            .look(crate::convergence::Convergence::loaded_blocks);
+        shared.counters.loaded_blocks.add(loaded as u64);
+    }
+}
+
+struct Load<'a> {
+    shared: &'a Arc<Shared>,
+    job: &'a LoadJob,
+    cursor: watch::Receiver<usize>,
+    begun: Instant,
+    scratch: AppliedRanges,
+}
+
+impl Load<'_> {
+    async fn run(&mut self) {
+        let patience = self.shared.options.layer_timeout;
+        if !reached(&self.job.ready, patience).await {
+            tracing::warn!("the engine's blocks were not free to be loaded into in time");
+            return;
+        }
+        self.begun = Instant::now();
+        if self.shared.options.layerwise {
+            let layers = self.job.caches.layers();
+            let lead = NonZeroUsize::new(self.depth() + 1).unwrap_or(NonZeroUsize::MIN);
+            let window = self.shared.options.session_window_blocks;
+            for tile in Tiles::new(self.job.rows.len(), layers, window, lead) {
+                self.tile(tile).await;
+            }
+        } else {
+            self.whole().await;
+        }
+    }
+
+    /// Whole-object mode (W14): every object is read in one go, once for each block.
+    async fn whole(&mut self) {
+        let (board, caches) = (&self.job.receiving.0, &self.job.caches);
+        let rows: Vec<usize> = (0..self.job.rows.len()).collect();
+        for rows in rows.chunks(self.shared.options.max_transfer_blocks.get()) {
+            let mut of_row = Vec::with_capacity(rows.len());
+            let mut gets = Vec::with_capacity(rows.len());
+            for &row in rows {
+                for block in board.look(|state| state.blocks(row).to_vec()) {
+                    let Some(ranges) = caches.whole(block, &mut self.scratch) else {
+                        self.failed(row, MissReason::Peer);
+                        continue;
+                    };
+                    of_row.push(row);
+                    gets.push(GetRequest {
+                        key: self.job.rows[row].key.clone(),
+                        ranges,
+                    });
+                }
+            }
+            let mut read = self.shared.store.get_into(gets).await.into_iter();
+            for row in of_row {
+                match read.next() {
+                    Some(Ok(done)) => self.note_loaded(done.bytes),
+                    Some(Err(error)) => self.failed(row, reason(&error)),
+                    None => self.failed(row, MissReason::Master),
+                }
+            }
+            let there = vec![true; rows.len()];
+            board.update(|state| {
+                for layer in 0..caches.layers() {
+                    state.answered(layer, rows, &there);
+                }
+            });
+        }
+    }
+
+    async fn tile(&mut self, tile: Tile) {
+        self.near(tile.layers.start).await;
+        let board = &self.job.receiving.0;
+        let rows = board.look(|state| state.alive(tile.rows.clone()));
+        let sessions = self.open(&rows, !tile.last).await;
+        let mut flights: JoinSet<Done> = JoinSet::new();
+        let mut next = tile.layers.start;
+        while next < tile.layers.end || !flights.is_empty() {
+            if next < tile.layers.end && self.is_near(next) {
+                self.ask(next, &sessions, &mut flights);
+                next += 1;
+                continue;
+            }
+            tokio::select! {
+                Some(done) = flights.join_next(), if !flights.is_empty() => match done {
+                    Ok(done) => self.landed(&done),
+                    // A read that panicked: what it was to bring is aborted with the job.
+                    Err(error) => {
+                        tracing::error!(%error, "a read broke off");
+                        board.update(crate::convergence::Convergence::abort);
+                    }
+                },
+                moved = self.cursor.changed(), if next < tile.layers.end => {
+                    if moved.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+        let sessions = sessions.into_iter().map(|(_, session)| session).collect();
+        self.shared.store.end_gets(sessions).await;
+    }
+
+    /// Opens the sessions of these rows; what can't be opened fails.
+    async fn open(&self, rows: &[usize], keep_lease: bool) -> Vec<(usize, GetSession)> {
+        let mut sessions = Vec::with_capacity(rows.len());
+        let of = |row: usize| &self.job.rows[row];
+        // A call's keys follow on each other in one prefix.
+        let follows = |a: &usize, b: &usize| {
+            of(*a).epoch == of(*b).epoch && of(*a).index.checked_add(1) == Some(of(*b).index)
+        };
+        for run in rows.chunk_by(follows) {
+            for rows in run.chunks(self.shared.options.max_transfer_blocks.get()) {
+                let keys: Vec<ObjectKey> = rows.iter().map(|row| of(*row).key.clone()).collect();
+                let options = GetOptions {
+                    recency: Recency {
+                        epoch: of(rows[0]).epoch,
+                        first_index: of(rows[0]).index,
+                    },
+                    fingerprint: self.shared.fingerprint,
+                    keep_lease,
+                };
+                let mut started = self
+                    .shared
+                    .store
+                    .start_gets(&keys, options)
+                    .await
+                    .into_iter();
+                for &row in rows {
+                    match started.next() {
+                        Some(Ok(session)) if self.fits(&session) => sessions.push((row, session)),
+                        Some(Ok(_)) => self.failed(row, MissReason::OtherFingerprint),
+                        Some(Err(error)) => self.failed(row, reason(&error)),
+                        None => self.failed(row, MissReason::Master),
+                    }
+                }
+            }
+        }
+        sessions
+    }
+
+    /// Whether an object has this side's layout; one without a word about it is judged by its size.
+    fn fits(&self, session: &GetSession) -> bool {
+        let layout = session.layout_id();
+        session.size() == self.job.caches.object_len()
+            && (layout == 0 || layout == self.shared.layout.layout_id())
+    }
+
+    fn failed(&self, row: usize, reason: MissReason) {
+        let board = &self.job.receiving.0;
+        let (fresh, blocks) = board.update(|state| {
+            let blocks = state.blocks(row).len() as u64;
+            (state.fail(row), blocks)
+        });
+        if fresh {
+            tracing::debug!(key = %self.job.rows[row].key, reason = reason.name(), "a block is not loaded");
+            self.shared.counters.failed_loads.add(blocks);
+            self.shared.counters.miss(reason, blocks);
+        }
+    }
+
+    /// Asks for a layer of all rows that are still good.
+    fn ask(&mut self, layer: usize, sessions: &[(usize, GetSession)], flights: &mut JoinSet<Done>) {
+        let board = &self.job.receiving.0;
+        let rows: Vec<&(usize, GetSession)> = board.look(|state| {
+            let alive = |(row, _): &&(usize, GetSession)| state.is_alive(*row);
+            sessions.iter().filter(alive).collect()
+        });
+        let calls = self.shared.loads.lock().calls(rows.len());
+        for call in calls {
+            let rows = &rows[call];
+            let call = Call::new(self.shared, self.job, layer, rows, &mut self.scratch);
+            match call {
+                Some(call) => {
+                    flights.spawn(call.run(Arc::clone(self.shared)));
+                }
+                None => {
+                    for (row, _) in rows {
+                        self.failed(*row, MissReason::Peer);
+                    }
+                }
+            }
+        }
+    }
+
+    fn landed(&self, done: &Done) {
+        let board = &self.job.receiving.0;
+        let passing = |error: &StoreError| error.is_retryable();
+        self.shared.loads.lock().report(CallReport {
+            rows: done.rows.len(),
+            bytes: done.bytes,
+            took: done.took,
+            failed: done
+                .results
+                .iter()
+                .flatten()
+                .filter(|error| passing(error))
+                .count(),
+        });
+        self.shared.prefetch.lock().note_transfer(done.took);
+        self.note_loaded(done.bytes);
+        for (at, &row) in done.rows.iter().enumerate() {
+            match done.results.get(at) {
+                Some(None) => {}
+                Some(Some(error)) => self.failed(row, reason(error)),
+                None => self.failed(row, MissReason::Peer),
+            }
+        }
+        let arrived: Vec<bool> = done.results.iter().map(Option::is_none).collect();
+        board.update(|state| state.answered(done.layer, &done.rows, &arrived));
+    }
+
+    /// Before the layer is published, so that whoever waits for it sees what it took.
+    fn note_loaded(&self, bytes: u64) {
+        let board = &self.job.receiving.0;
+        let took = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        board.loaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+        board.load_micros.store(took, Ordering::Relaxed);
+    }
+
+    fn depth(&self) -> usize {
+        self.shared.prefetch.lock().depth(Room {
+            layers: self.job.caches.layers(),
+            queue: self.job.caches.layers(),
+            buffers: usize::MAX,
+        })
+    }
+
+    fn is_near(&self, layer: usize) -> bool {
+        layer <= self.cursor.borrow().saturating_add(self.depth())
+    }
+
+    /// Waits until the computation is near the layer.
+    async fn near(&mut self, layer: usize) {
+        while !self.is_near(layer) {
+            if self.cursor.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Why a block could not be loaded.
+fn reason(error: &StoreError) -> MissReason {
+    match error {
+        StoreError::Refused(Refusal::NotFound) => MissReason::Evicted,
+        StoreError::Refused(Refusal::NotReady | Refusal::InProgress) => MissReason::InProgress,
+        StoreError::Refused(Refusal::LeaseExpired) => MissReason::Lease,
+        StoreError::FingerprintMismatch { .. } => MissReason::OtherFingerprint,
+        StoreError::MasterUnreachable { .. }
+        | StoreError::NotAMaster { .. }
+        | StoreError::Closed => MissReason::Master,
+        StoreError::MasterTimeout { .. } | StoreError::Timeout { .. } => MissReason::TimeOut,
+        _ => MissReason::Peer,
+    }
+}

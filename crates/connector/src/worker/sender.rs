@@ -1,0 +1,387 @@
+//! The task that saves (W1).
+//!
+//! Jobs come in order, one step after the other: the step's rows are opened, each layer is written when
+//! the engine says that it is there, and at the end what may be committed is. A row's object is revoked
+//! as soon as one of its ranges failed, or its owner lost its blocks; its neighbours go on. Whatever
+//! happens, every row is settled exactly once with the tracker: that is what frees the engine's blocks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use layercake_protocol::error::Refusal;
+use layercake_protocol::ids::Epoch;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::layout::AppliedRanges;
+use layercake_protocol::replica::{PutStart, Recency};
+use layercake_store::{PutRequest, PutSession, RangeWrite, StoreError};
+
+use super::caches::Caches;
+use super::queue::Queue;
+use super::shared::{Shared, reached};
+use crate::batcher::CallReport;
+use crate::contract::{BlockId, Event};
+use crate::tracker::PutOutcome;
+
+/// What is to be saved of a step.
+pub(crate) struct SaveStep {
+    pub(crate) caches: Arc<Caches>,
+    pub(crate) rows: Vec<SaveRow>,
+    /// The engine went on without: everything is revoked.
+    pub(crate) given_up: AtomicBool,
+}
+
+/// One object of it.
+#[derive(Clone, Debug)]
+pub(crate) struct SaveRow {
+    pub(crate) key: ObjectKey,
+    pub(crate) block: BlockId,
+    pub(crate) epoch: Epoch,
+    pub(crate) index: u32,
+}
+
+pub(crate) enum SaveJob {
+    Open(Arc<SaveStep>),
+    Layer(Arc<SaveStep>, usize, Event),
+    End(Arc<SaveStep>, Event),
+}
+
+pub(crate) struct Sender {
+    shared: Arc<Shared>,
+    open: Option<OpenStep>,
+    scratch: AppliedRanges,
+}
+
+/// The step that is being saved.
+struct OpenStep {
+    step: Arc<SaveStep>,
+    /// One for each row that is not settled.
+    sessions: Vec<Option<PutSession>>,
+}
+
+impl Sender {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            open: None,
+            scratch: AppliedRanges::default(),
+        }
+    }
+
+    pub(crate) async fn run(mut self, queue: Arc<Queue<SaveJob>>) {
+        while let Some(job) = queue.pop().await {
+            match job {
+                SaveJob::Open(step) => {
+                    self.leave().await;
+                    if self.shared.options.layerwise {
+                        self.open(step).await;
+                    }
+                }
+                SaveJob::Layer(step, layer, ready) => self.layer(&step, layer, &ready).await,
+                SaveJob::End(step, ready) if self.shared.options.layerwise => {
+                    self.end(&step, &ready).await;
+                }
+                SaveJob::End(step, ready) => self.put_whole(&step, &ready).await,
+            }
+        }
+        self.leave().await;
+    }
+
+    async fn open(&mut self, step: Arc<SaveStep>) {
+        let mut sessions = Vec::with_capacity(step.rows.len());
+        let limit = self.shared.options.max_transfer_blocks.get();
+        // One epoch for a call.
+        for rows in step.rows.chunk_by(|a, b| a.epoch == b.epoch) {
+            for rows in rows.chunks(limit) {
+                self.open_rows(&step, rows, &mut sessions).await;
+            }
+        }
+        self.open = Some(OpenStep { step, sessions });
+    }
+
+    async fn open_rows(
+        &self,
+        step: &SaveStep,
+        rows: &[SaveRow],
+        sessions: &mut Vec<Option<PutSession>>,
+    ) {
+        let shared = &self.shared;
+        let puts = rows.iter().map(|row| PutStart {
+            header_rows: u32::try_from(step.caches.pieces()).unwrap_or(u32::MAX),
+            fingerprint: shared.fingerprint,
+            layout_id: shared.layout.layout_id(),
+            prefix_index: Some(row.index),
+            ..PutStart::new(row.key.clone(), step.caches.object_len())
+        });
+        let recency = Recency {
+            epoch: rows.first().map_or(Epoch::UNSET, |row| row.epoch),
+            first_index: rows.first().map_or(0, |row| row.index),
+        };
+        let config = shared.options.replicate();
+        let started = shared
+            .store
+            .start_puts(puts.collect(), &config, recency)
+            .await;
+        let mut started = started.into_iter();
+        for row in rows {
+            sessions.push(match started.next() {
+                Some(Ok(session)) => Some(session),
+                Some(Err(error)) => {
+                    self.refused(row, &error);
+                    None
+                }
+                None => {
+                    self.refused(row, &StoreError::UnknownSession);
+                    None
+                }
+            });
+        }
+    }
+
+    /// A row that is not saved from here: why, and what that means.
+    fn refused(&self, row: &SaveRow, error: &StoreError) {
+        let (counter, outcome) = match error {
+            StoreError::Refused(Refusal::AlreadyExists) => {
+                (&self.shared.counters.saved_elsewhere, PutOutcome::Elsewhere)
+            }
+            StoreError::Refused(Refusal::InProgress) => {
+                (&self.shared.counters.saved_elsewhere, PutOutcome::Lost)
+            }
+            _ => {
+                tracing::debug!(key = %row.key, %error, "a block is not saved");
+                (&self.shared.counters.failed_saves, PutOutcome::Lost)
+            }
+        };
+        counter.add(1);
+        self.shared.settle(&row.key, outcome);
+    }
+
+    async fn layer(&mut self, step: &Arc<SaveStep>, layer: usize, ready: &Event) {
+        let Some(mut open) = self.take(step) else {
+            return;
+        };
+        if !reached(ready, self.shared.options.layer_timeout).await {
+            step.given_up.store(true, Ordering::Release);
+        }
+        self.drop_cancelled(&mut open).await;
+        let rows: Vec<usize> = open.rows().collect();
+        let calls = self.shared.saves.lock().calls(rows.len());
+        for call in calls {
+            self.write(&mut open, layer, &rows[call]).await;
+        }
+        self.open = Some(open);
+    }
+
+    async fn write(&mut self, open: &mut OpenStep, layer: usize, rows: &[usize]) {
+        let step = Arc::clone(&open.step);
+        let blocks: Vec<BlockId> = rows.iter().map(|row| step.rows[*row].block).collect();
+        let ranges = step.caches.ranges(layer, &blocks, &mut self.scratch);
+        let Some(ranges) = ranges else {
+            tracing::warn!(
+                layer,
+                "a step saves blocks that the registered caches don't have"
+            );
+            step.given_up.store(true, Ordering::Release);
+            return;
+        };
+        let writes = rows.iter().zip(ranges).filter_map(|(row, ranges)| {
+            let session = open.sessions[*row].as_ref()?;
+            Some(RangeWrite { session, ranges })
+        });
+        let begun = Instant::now();
+        let written = self.shared.store.write_ranges(writes.collect()).await;
+        let mut failed = Vec::new();
+        for (at, &row) in rows.iter().enumerate() {
+            match written.get(at) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::debug!(key = %step.rows[row].key, layer, %error, "a block is not saved");
+                    failed.push(row);
+                }
+                None => failed.push(row),
+            }
+        }
+        self.shared.saves.lock().report(CallReport {
+            rows: rows.len(),
+            bytes: step.caches.layer_len(layer) * rows.len() as u64,
+            took: begun.elapsed(),
+            failed: failed.len(),
+        });
+        self.shared.counters.failed_saves.add(failed.len() as u64);
+        self.revoke(open, &failed).await;
+    }
+
+    /// Revokes what its owner no longer vouches for, before another byte of it is read.
+    async fn drop_cancelled(&self, open: &mut OpenStep) {
+        let given_up = open.step.given_up.load(Ordering::Acquire);
+        let cancelled = self.shared.tracker(|tracker| {
+            let gone = |row: &usize| given_up || !tracker.may_write(&open.step.rows[*row].key);
+            open.rows().filter(gone).collect::<Vec<_>>()
+        });
+        self.shared
+            .counters
+            .dropped_saves
+            .add(cancelled.len() as u64);
+        self.revoke(open, &cancelled).await;
+    }
+
+    async fn revoke(&self, open: &mut OpenStep, rows: &[usize]) {
+        let taken = rows
+            .iter()
+            .filter_map(|&row| Some((row, open.sessions[row].take()?)));
+        let (rows, sessions): (Vec<usize>, Vec<PutSession>) = taken.unzip();
+        if sessions.is_empty() {
+            return;
+        }
+        // What can't be revoked now is in the background, after its transfers have ended.
+        for revoked in self.shared.store.revoke_puts(sessions).await {
+            if let Err(error) = revoked {
+                tracing::debug!(%error, "a put is left to be revoked later");
+            }
+        }
+        for row in rows {
+            self.shared
+                .settle(&open.step.rows[row].key, PutOutcome::Lost);
+        }
+    }
+
+    async fn end(&mut self, step: &Arc<SaveStep>, ready: &Event) {
+        let Some(mut open) = self.take(step) else {
+            return;
+        };
+        if !reached(ready, self.shared.options.layer_timeout).await {
+            step.given_up.store(true, Ordering::Release);
+        }
+        self.drop_cancelled(&mut open).await;
+        let rows: Vec<usize> = open.rows().collect();
+        for rows in rows.chunks(self.shared.options.max_transfer_blocks.get()) {
+            self.commit(&mut open, rows).await;
+        }
+        // What was cancelled between the two looks.
+        let left: Vec<usize> = open.rows().collect();
+        self.shared.counters.dropped_saves.add(left.len() as u64);
+        self.revoke(&mut open, &left).await;
+    }
+
+    async fn commit(&self, open: &mut OpenStep, rows: &[usize]) {
+        let step = Arc::clone(&open.step);
+        let allowed = self.shared.tracker(|tracker| {
+            let may = |row: &&usize| tracker.may_commit(&step.rows[**row].key);
+            rows.iter().filter(may).copied().collect::<Vec<_>>()
+        });
+        let taken = allowed
+            .iter()
+            .filter_map(|&row| Some((row, open.sessions[row].take()?)));
+        let (mut rows, mut sessions): (Vec<usize>, Vec<PutSession>) = taken.unzip();
+        // A second time for what failed for a passing reason.
+        for last in [false, true] {
+            let ended = self
+                .shared
+                .store
+                .end_puts(std::mem::take(&mut sessions))
+                .await;
+            let mut ended = ended.into_iter();
+            let mut again = Vec::new();
+            for row in std::mem::take(&mut rows) {
+                let key = &step.rows[row].key;
+                match ended.next() {
+                    Some(Ok(())) => {
+                        self.shared.counters.saved_blocks.add(1);
+                        self.shared.settle(key, PutOutcome::Committed);
+                    }
+                    Some(Err(failed))
+                        if !last && failed.error.is_retryable() && failed.session.is_some() =>
+                    {
+                        sessions.extend(failed.session);
+                        again.push(row);
+                    }
+                    failed => {
+                        tracing::debug!(%key, ?failed, "a block's commit failed");
+                        self.shared.counters.failed_saves.add(1);
+                        self.shared.settle(key, PutOutcome::Lost);
+                    }
+                }
+            }
+            rows = again;
+            if rows.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Whole-object mode (W14): everything at the step's end.
+    async fn put_whole(&mut self, step: &Arc<SaveStep>, ready: &Event) {
+        let reached = reached(ready, self.shared.options.layer_timeout).await;
+        let given_up = !reached || step.given_up.load(Ordering::Acquire);
+        for rows in step
+            .rows
+            .chunks(self.shared.options.max_transfer_blocks.get())
+        {
+            let mut puts = Vec::with_capacity(rows.len());
+            let mut put = Vec::with_capacity(rows.len());
+            for row in rows {
+                let allowed =
+                    !given_up && self.shared.tracker(|tracker| tracker.may_commit(&row.key));
+                let ranges = step.caches.whole(row.block, &mut self.scratch);
+                let Some(ranges) = ranges.filter(|_| allowed) else {
+                    self.shared.counters.dropped_saves.add(1);
+                    self.shared.settle(&row.key, PutOutcome::Lost);
+                    continue;
+                };
+                let pieces = ranges.into_iter().map(|range| range.local).collect();
+                puts.push(PutRequest {
+                    fingerprint: self.shared.fingerprint,
+                    ..PutRequest::new(row.key.clone(), pieces)
+                });
+                put.push(row);
+            }
+            let config = self.shared.options.replicate();
+            let mut done = self.shared.store.put(puts, &config).await.into_iter();
+            for row in put {
+                match done.next() {
+                    Some(Ok(layercake_store::PutOutcome::Stored)) => {
+                        self.shared.counters.saved_blocks.add(1);
+                        self.shared.settle(&row.key, PutOutcome::Committed);
+                    }
+                    Some(Ok(layercake_store::PutOutcome::Existed)) => {
+                        self.shared.counters.saved_elsewhere.add(1);
+                        self.shared.settle(&row.key, PutOutcome::Elsewhere);
+                    }
+                    Some(Ok(_)) => {
+                        self.shared.counters.saved_elsewhere.add(1);
+                        self.shared.settle(&row.key, PutOutcome::Lost);
+                    }
+                    failed => {
+                        tracing::debug!(key = %row.key, ?failed, "a block is not saved");
+                        self.shared.counters.failed_saves.add(1);
+                        self.shared.settle(&row.key, PutOutcome::Lost);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The open step, if it is this one.
+    fn take(&mut self, step: &Arc<SaveStep>) -> Option<OpenStep> {
+        self.open.take_if(|open| Arc::ptr_eq(&open.step, step))
+    }
+
+    /// Revokes what is left of a step that was not ended.
+    async fn leave(&mut self) {
+        if let Some(mut open) = self.open.take() {
+            let rows: Vec<usize> = open.rows().collect();
+            self.shared.counters.dropped_saves.add(rows.len() as u64);
+            self.revoke(&mut open, &rows).await;
+        }
+    }
+}
+
+impl OpenStep {
+    /// Rows that are not settled.
+    fn rows(&self) -> impl Iterator<Item = usize> {
+        let sessions = self.sessions.iter().enumerate();
+        sessions
+            .filter(|(_, session)| session.is_some())
+            .map(|(row, _)| row)
+    }
+}

@@ -1,0 +1,97 @@
+//! What the thread that computes and the two tasks have in common.
+//!
+//! Each lock is held for a few instructions, never across an await and never while another is taken.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::layout::ObjectLayout;
+use layercake_store::StoreClient;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
+
+use crate::batcher::Batcher;
+use crate::contract::{ComputeEvent, RequestId};
+use crate::fanout::FanOut;
+use crate::options::Options;
+use crate::prefetch::Prefetch;
+use crate::stats::Counters;
+use crate::tracker::{PutOutcome, Tracker};
+
+pub(crate) struct Shared {
+    pub(crate) store: StoreClient,
+    pub(crate) options: Options,
+    pub(crate) layout: ObjectLayout,
+    /// Of objects that are written and expected; none with compatible keys.
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) counters: Counters,
+    pub(crate) prefetch: Mutex<Prefetch>,
+    pub(crate) fanout: Mutex<FanOut>,
+    pub(crate) loads: Mutex<Batcher>,
+    pub(crate) saves: Mutex<Batcher>,
+    tracker: Mutex<Tracker<ObjectKey>>,
+    settled: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        store: StoreClient,
+        options: Options,
+        layout: ObjectLayout,
+        fingerprint: Option<Fingerprint>,
+    ) -> Self {
+        Self {
+            prefetch: Mutex::new(Prefetch::new(options.prefetch_layers)),
+            fanout: Mutex::new(FanOut::new(options.local_fanout)),
+            loads: Mutex::new(Batcher::new(options.max_transfer_blocks)),
+            saves: Mutex::new(Batcher::new(options.max_transfer_blocks)),
+            store,
+            options,
+            layout,
+            fingerprint,
+            counters: Counters::default(),
+            tracker: Mutex::new(Tracker::default()),
+            settled: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn tracker<T>(&self, f: impl FnOnce(&mut Tracker<ObjectKey>) -> T) -> T {
+        f(&mut self.tracker.lock())
+    }
+
+    /// A put is over.
+    pub(crate) fn settle(&self, key: &ObjectKey, outcome: PutOutcome) {
+        self.tracker.lock().settle(key, outcome);
+        self.settled.notify_all();
+    }
+
+    /// Waits until no save of these requests is under way. `false`: not in time.
+    pub(crate) fn wait_settled(&self, requests: &[RequestId], patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut tracker = self.tracker.lock();
+        while requests
+            .iter()
+            .any(|request| tracker.unsettled(request) > 0)
+        {
+            if self.settled.wait_until(&mut tracker, until).timed_out() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Waits for an event of the engine's. `false`: it did not come in time.
+pub(crate) async fn reached(event: &Arc<dyn ComputeEvent>, patience: Duration) -> bool {
+    if event.is_done() {
+        return true;
+    }
+    let (tell, told) = oneshot::channel();
+    event.notify(Box::new(move || {
+        // Nobody listens once the patience below is over.
+        tell.send(()).ok();
+    }));
+    matches!(tokio::time::timeout(patience, told).await, Ok(Ok(())))
+}
