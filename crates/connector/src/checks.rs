@@ -1,9 +1,9 @@
 //! What is checked before the first request (C5, W15): one clear message each, naming the setting.
 //!
 //! A [`Deployment`] is what scheduler and workers are both told. [`Deployment::check`] refuses what
-//! this connector does not cover; [`Deployment::identity`] gives what two deployments must have in
-//! common, compared by [`Identity::check_peer`] with both values in the message: a difference is an
-//! error, never a cold cache.
+//! this connector does not cover, and gives the [`Identity`]: what two sides must have in common,
+//! compared by [`Identity::check_peer`] with both values in the message. A difference is an error,
+//! never a cold cache.
 
 use layercake_protocol::fingerprint::{Fingerprint, FingerprintFields, TensorParallel};
 use layercake_protocol::layout::ObjectLayout;
