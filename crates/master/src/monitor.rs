@@ -104,9 +104,11 @@ impl Monitor {
         self.core.state.remove_quota(tenant)
     }
 
-    /// Its segments and how full they are.
+    /// Its segments and how full they are, without those whose node's stream is broken.
     pub fn segments(&self) -> Vec<SegmentStat> {
-        self.core.state.segments(self.core.now())
+        let mut segments = self.core.state.segments(self.core.now());
+        segments.retain(|stat| !self.core.state.is_away(stat.segment.id));
+        segments
     }
 
     /// The keys of all complete objects, of one tenant or of all, in no order. A look at the whole table:

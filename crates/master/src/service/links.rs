@@ -104,18 +104,21 @@ impl Links {
     }
 
     /// The stream is gone; nothing happens if the member has a later one.
-    pub(crate) fn detach(&self, now: Moment, member: ClientId, stream: StreamId) {
+    /// `true`: the member has none now.
+    pub(crate) fn detach(&self, now: Moment, member: ClientId, stream: StreamId) -> bool {
         let mut members = self.members.lock();
         let Some(link) = members.get_mut(&member) else {
-            return;
+            return true;
         };
-        if link.stream.as_ref().is_some_and(|(id, _)| *id == stream) {
+        let was_last = link.stream.as_ref().is_some_and(|(id, _)| *id == stream);
+        if was_last {
             link.stream = None;
             link.seen = now;
             if link.pending.is_empty() {
                 members.remove(&member);
             }
         }
+        was_last
     }
 
     /// Whether the member listens on a stream at the moment.
@@ -224,7 +227,7 @@ mod tests {
         links.command(at(0), MEMBER, 2, fence(2));
         assert_eq!(arrived(&mut first), [1, 2], "each once, in order");
         links.answered(MEMBER, 1);
-        links.detach(at(1), MEMBER, 1);
+        assert!(links.detach(at(1), MEMBER, 1));
         let (sender, mut second) = mpsc::channel(10);
         links.attach(at(2), MEMBER, 2, sender);
         assert_eq!(arrived(&mut second), [2]);
@@ -271,7 +274,7 @@ mod tests {
         let (newer, mut stream) = mpsc::channel(10);
         links.attach(at(0), MEMBER, 1, older);
         links.attach(at(1), MEMBER, 2, newer);
-        links.detach(at(2), MEMBER, 1);
+        assert!(!links.detach(at(2), MEMBER, 1), "it has a later one");
         links.command(at(3), MEMBER, 7, fence(7));
         assert_eq!(arrived(&mut stream), [7]);
     }

@@ -96,6 +96,7 @@ impl Conversation {
                 self.core
                     .links
                     .attach(self.core.now(), member, self.id, outbox);
+                self.core.state.back(member);
                 Ok(())
             }
             Some(known) if known == member => Ok(()),
@@ -221,7 +222,10 @@ impl Drop for Conversation {
     fn drop(&mut self) {
         self.core.metrics.streams.dec();
         if let Some(member) = self.member {
-            self.core.links.detach(self.core.now(), member, self.id);
+            let now = self.core.now();
+            if self.core.links.detach(now, member, self.id) {
+                self.core.state.away(member);
+            }
         }
     }
 }

@@ -65,6 +65,24 @@ impl State {
         self.close_segments(now, &self.pool.lent_by(client), Reason::Unmounted);
     }
 
+    /// A member's stream broke. It may come back in a moment or be dead: until then, or until it is given up
+    /// after `client_ttl`, what it lends is not promised to anybody, and nothing is placed there. Readers
+    /// may try it where there is nothing else.
+    pub fn away(&self, client: ClientId) {
+        self.pool.set_away(client, true);
+    }
+
+    /// Whether the node of a segment has no stream at the moment.
+    pub fn is_away(&self, segment: SegmentId) -> bool {
+        let view = self.pool.view();
+        view.by_id(segment).is_some_and(|cell| cell.is_away())
+    }
+
+    /// A member has a stream again.
+    pub fn back(&self, client: ClientId) {
+        self.pool.set_away(client, false);
+    }
+
     /// A member is alive and believes to have mounted these segments.
     pub fn heartbeat(
         &self,
@@ -74,7 +92,11 @@ impl State {
     ) -> HeartbeatAnswer {
         let known = self.members.heard(now, client).is_some();
         let view = self.pool.view();
-        let mounted = |id: &SegmentId| view.by_id(*id).is_some_and(|cell| cell.owner == client);
+        let mounted = |id: &SegmentId| {
+            let cell = view.by_id(*id).filter(|cell| cell.owner == client);
+            // The word of a new stream and the end of the old one may come in any order.
+            cell.inspect(|cell| cell.set_away(false)).is_some()
+        };
         HeartbeatAnswer {
             known,
             missing: segments.iter().filter(|id| !mounted(id)).copied().collect(),

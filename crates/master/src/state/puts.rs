@@ -67,7 +67,7 @@ impl State {
             Err(refusal) => return refuse_all(refusal),
         };
         let view = self.pool.view();
-        let unreachable = view.slots_of(batch.unreachable);
+        let unreachable = view.slots_of_or_away(batch.unreachable);
         let batch = Batch {
             now,
             caller,

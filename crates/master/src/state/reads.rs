@@ -30,7 +30,8 @@ impl State {
     ) -> (Vec<Presence>, Epoch) {
         let epoch = self.epoch(query.recency.epoch);
         let view = self.pool.view();
-        let unreachable = view.slots_of(query.unreachable);
+        // What can't be served is not promised.
+        let unreachable = view.slots_of_or_away(query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
         let mut answer = Vec::with_capacity(query.keys.len());
         for (position, key) in query.keys.iter().enumerate() {
@@ -268,8 +269,11 @@ impl Reading<'_> {
         replicas.into_iter().map(|(_, replica)| replica).collect()
     }
 
-    /// 0: the same process; 1: the same host; 2: elsewhere.
+    /// 0: the same process; 1: the same host; 2: elsewhere; 3: perhaps nowhere.
     fn distance(&self, cell: &super::segments::SegmentCell) -> u8 {
+        if cell.is_away() {
+            return 3;
+        }
         let there = Location::from(&cell.info.endpoint);
         match self.location {
             Some(here) if here.engine == there.engine => 0,

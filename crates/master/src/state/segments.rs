@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use layercake_protocol::ids::{ClientId, EngineId, SegmentId};
 use layercake_protocol::replica::{GRANULE, Segment};
@@ -34,6 +34,8 @@ pub(crate) struct SegmentCell {
     /// The node that lends it.
     pub(crate) owner: ClientId,
     state: AtomicU8,
+    /// The node's stream is broken: it may be dead, or about to come back.
+    away: AtomicBool,
     /// Copies of what the books say, for choosing a segment without their lock.
     largest_free: AtomicU64,
     used: AtomicU64,
@@ -76,6 +78,7 @@ impl SegmentCell {
             slot,
             owner,
             state: AtomicU8::new(MOUNTED),
+            away: AtomicBool::new(false),
             largest_free: AtomicU64::new(allocator.largest_free()),
             used: AtomicU64::new(0),
             capacity: allocator.usage().capacity,
@@ -99,6 +102,14 @@ impl SegmentCell {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.state.load(Ordering::SeqCst) == CLOSED
+    }
+
+    pub(crate) fn is_away(&self) -> bool {
+        self.away.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::Relaxed);
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -249,6 +260,14 @@ impl View {
         self.by_id.values().filter_map(|slot| self.cell(*slot))
     }
 
+    /// Slots of the segments that are known by these ids, and of those whose nodes are away.
+    pub(crate) fn slots_of_or_away(&self, ids: &[SegmentId]) -> Vec<u32> {
+        let mut slots = self.slots_of(ids);
+        let away = self.cells().filter(|cell| cell.is_away());
+        slots.extend(away.map(|cell| cell.slot));
+        slots
+    }
+
     /// Slots of the segments that are known by these ids.
     pub(crate) fn slots_of(&self, ids: &[SegmentId]) -> Vec<u32> {
         ids.iter()
@@ -321,6 +340,13 @@ impl Pool {
         }
         *current = Arc::new(view);
         closed
+    }
+
+    /// Notes that the stream of a node broke, or is there again.
+    pub(crate) fn set_away(&self, owner: ClientId, away: bool) {
+        let view = self.view();
+        let lent = view.cells().filter(|cell| cell.owner == owner);
+        lent.for_each(|cell| cell.set_away(away));
     }
 
     /// Slots of the segments that a member lends.

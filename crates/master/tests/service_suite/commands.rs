@@ -12,6 +12,7 @@ use crate::common::{Client, Cluster, config, object, refused, results, segment};
 const NODE: ClientId = ClientId(1);
 const SLOW: ClientId = ClientId(2);
 const NEXT: ClientId = ClientId(3);
+const OTHER: ClientId = ClientId(4);
 const MIB: u64 = 1 << 20;
 
 fn fence(command: Response) -> FenceCommand {
@@ -95,6 +96,8 @@ async fn a_command_waits_for_a_member_that_is_away() {
     let mut next = cluster.member(NEXT, "next").await;
     assert!(slow.put_start(&["k"], 10_000).await[0].is_ok());
     drop(node);
+    // Nothing is placed on a node that is away.
+    let _other = cluster.node(OTHER, 64 * MIB).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(next.put_start(&["k"], 10_000).await[0].is_ok());
     let mut node = cluster.client(NODE).await;

@@ -448,3 +448,22 @@ async fn unary_calls_do_the_same_and_tools_see_what_there_is() {
     assert_eq!(segments[0].objects, 3);
     assert!(segments[0].used_bytes >= 15_000);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_stream_broke_has_nothing_to_promise() {
+    let cluster = Cluster::start(config());
+    let node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let begun = writer.put_start(&["k"], 10_000).await;
+    let put = begun[0].as_ref().expect("there is room");
+    let end = Request::PutEnd(wire::PutEndRequest {
+        objects: vec![object("k", put.generation)],
+    });
+    assert_eq!(results(writer.call(end).await, 1), [Ok(())]);
+    assert_eq!(writer.exists(&["k"]).await, [1]);
+    drop(node);
+    while writer.exists(&["k"]).await != [0] {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert!(writer.put_start(&["l"], 10_000).await[0].is_err());
+}

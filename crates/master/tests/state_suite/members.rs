@@ -311,3 +311,39 @@ fn a_node_that_leaves_is_not_lost() {
     silence(&world, 11, &[client.client]);
     assert!(lost(&world).is_empty());
 }
+
+/// Between the break of its stream and its end, or its return, a node's objects are not promised.
+#[test]
+fn what_a_node_without_a_stream_holds_is_not_promised() {
+    let world = World::with(StateConfig::default());
+    let (gone, stays) = (world.node("gone", MIB), world.node("stays", MIB));
+    let client = world.client();
+    let on = |name: &str| ReplicateConfig {
+        preferred_segments: vec![name.to_owned()],
+        ..ReplicateConfig::default()
+    };
+    world.store_with(&client, PutStart::new(key("there"), 1000), &on("gone"));
+    world.store_with(&client, PutStart::new(key("both"), 1000), &replicas(2));
+    world.state.away(gone.client);
+    assert!(world.state.is_away(gone.segment.id) && !world.state.is_away(stays.segment.id));
+    assert_eq!(world.presence(&key("there")), Presence::Absent);
+    assert_eq!(world.presence(&key("both")), Presence::Complete);
+    let got = world.get(&client, &key("both")).unwrap();
+    assert_eq!(
+        got.replicas[0].segment, stays.segment.id,
+        "the other is the last resort"
+    );
+    assert_eq!(world.get(&client, &key("there")).unwrap().replicas.len(), 1);
+    world.store_with(&client, PutStart::new(key("new"), 1000), &on("gone"));
+    let placed = world.get(&client, &key("new")).unwrap();
+    assert_eq!(placed.replicas[0].segment, stays.segment.id);
+
+    world.state.back(gone.client);
+    assert_eq!(world.presence(&key("there")), Presence::Complete);
+    world.state.away(gone.client);
+    let heard = world
+        .state
+        .heartbeat(world.now(), gone.client, &[gone.segment.id]);
+    assert!(heard.missing.is_empty());
+    assert_eq!(world.presence(&key("there")), Presence::Complete);
+}

@@ -19,8 +19,10 @@ pub(crate) enum Call {
     WholeRead,
     /// Writing a whole object.
     WholeWrite,
-    /// Everything about sessions, and questions to the master.
+    /// Everything about sessions, but for opening one to read.
     Session,
+    /// Questions to the master, and opening a session to read.
+    Question,
 }
 
 impl Call {
@@ -30,7 +32,7 @@ impl Call {
             // The table's name is that of another use of the same number.
             Self::WholeRead => ResultCode::NO_RANGES,
             Self::WholeWrite => ResultCode::WRITE_ENDED,
-            Self::Session => ResultCode::TRANSFER_FAILED,
+            Self::Session | Self::Question => ResultCode::TRANSFER_FAILED,
         }
     }
 }
@@ -64,7 +66,9 @@ fn of_refusal(refusal: &Refusal, call: Call) -> ResultCode {
     match refusal {
         Refusal::NotFound => ResultCode::NOT_FOUND,
         // Known to be out of reach: what can't be served is not promised.
-        Refusal::Unreachable if call == Call::WholeRead => ResultCode::NOT_FOUND,
+        Refusal::Unreachable if matches!(call, Call::WholeRead | Call::Question) => {
+            ResultCode::NOT_FOUND
+        }
         Refusal::Unreachable => call.transfer_failed(),
         Refusal::NotReady => ResultCode::NOT_READY,
         Refusal::AlreadyExists | Refusal::InProgress => ResultCode::ALREADY_EXISTS,

@@ -44,7 +44,7 @@ impl StoreCore {
                     }
                     Err(error) => {
                         old.extend(table.remove(key));
-                        code::of(&error, Call::Session)
+                        code::of(&error, Call::Question)
                     }
                 });
             codes.collect()

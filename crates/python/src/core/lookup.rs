@@ -38,7 +38,7 @@ impl StoreCore {
         let found = self.block(self.client().sizes(keys.good()));
         let sizes = found.into_iter().map(|size| match size {
             Ok(size) => code::count(size),
-            Err(error) => code::of(&error, Call::Session),
+            Err(error) => code::of(&error, Call::Question),
         });
         keys.align(sizes.collect(), |_| INVALID)
     }
@@ -81,7 +81,7 @@ impl StoreCore {
 fn removed(count: Result<u64, StoreError>) -> i64 {
     match count {
         Ok(count) => code::count(count),
-        Err(error) => code::of(&error, Call::Session),
+        Err(error) => code::of(&error, Call::Question),
     }
 }
 
@@ -90,7 +90,7 @@ fn presence(found: Vec<Result<bool, StoreError>>) -> Vec<i64> {
         .into_iter()
         .map(|found| match found {
             Ok(found) => i64::from(found),
-            Err(error) => code::of(&error, Call::Session),
+            Err(error) => code::of(&error, Call::Question),
         })
         .collect()
 }
@@ -99,6 +99,6 @@ fn presence(found: Vec<Result<bool, StoreError>>) -> Vec<i64> {
 pub(super) fn outcome(done: Result<(), StoreError>) -> i64 {
     match done {
         Ok(()) => ResultCode::OK.as_result(),
-        Err(error) => code::of(&error, Call::Session),
+        Err(error) => code::of(&error, Call::Question),
     }
 }
