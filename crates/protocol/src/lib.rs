@@ -1,6 +1,7 @@
 //! The words that all parts of Layercake share.
 
 pub mod auth;
+pub mod checksum;
 pub mod code;
 pub mod command;
 pub mod convert;

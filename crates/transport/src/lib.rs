@@ -18,7 +18,6 @@
 
 mod backend;
 mod batch;
-mod combine;
 mod config;
 mod copy_pool;
 mod endpoint;

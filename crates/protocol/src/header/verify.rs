@@ -9,6 +9,7 @@
 
 use thiserror::Error;
 
+use crate::checksum::combine;
 use crate::range::ByteRange;
 
 use super::Row;
@@ -182,8 +183,8 @@ impl ReadPlan {
 
     fn combined(&self, chain: &[usize], crcs: &[Option<u32>]) -> Option<u32> {
         chain.iter().try_fold(0, |crc, &piece| {
-            let len = usize::try_from(self.pieces[piece].range.len()).ok()?;
-            Some(crc32c::crc32c_combine(crc, crcs[piece]?, len))
+            let len = self.pieces[piece].range.len();
+            Some(combine(crc, crcs[piece]?, len))
         })
     }
 

@@ -9,6 +9,7 @@
 //!
 //! Pure state: the caller serialises, and records a write only when its bytes have landed.
 
+use crate::checksum::combine;
 use crate::range::{ByteRange, gaps};
 
 use super::Row;
@@ -208,15 +209,11 @@ fn join(a: &Entry, b: &Entry) -> Entry {
     let range = ByteRange::from_bounds(a.range.start(), b.range.end())
         .expect("the second row lies behind the first");
     let sum = match (a.sum, b.sum) {
-        (Sum::Known(first), Sum::Known(second)) => combine(first, second, b.range.len()),
+        (Sum::Known(first), Sum::Known(second)) => {
+            Sum::Known(combine(first, second, b.range.len()))
+        }
         (Sum::Unknown, _) | (_, Sum::Unknown) => Sum::Unknown,
         _ => Sum::Stale,
     };
     Entry { range, sum }
-}
-
-fn combine(first: u32, second: u32, second_len: u64) -> Sum {
-    usize::try_from(second_len).map_or(Sum::Stale, |len| {
-        Sum::Known(crc32c::crc32c_combine(first, second, len))
-    })
 }

@@ -6,6 +6,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use layercake_protocol::checksum::combine;
 use layercake_protocol::range::ByteRange;
 use layercake_transport::Direction;
 
@@ -131,10 +132,9 @@ impl Refresh<'_> {
             .await;
         scratch.recycle();
         for ((row, piece), crc) in wave.iter().zip(crcs) {
-            let len = usize::try_from(piece.len()).unwrap_or(usize::MAX);
             let row = &mut self.rows[*row];
             let sums = row.sum.zip(crc);
-            row.sum = sums.map(|(sum, crc)| crc32c::crc32c_combine(sum, crc, len));
+            row.sum = sums.map(|(sum, crc)| combine(sum, crc, piece.len()));
         }
         Ok(())
     }

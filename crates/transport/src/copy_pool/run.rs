@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use layercake_protocol::checksum::combine;
 use parking_lot::Mutex;
 
 use super::cut::{Cutter, Part, UNIT_BYTES, UNIT_PARTS};
 use super::{CopyPool, Work, inline};
-use crate::combine::combine;
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet, WaitHelper};
 use crate::transfer::PieceDone;

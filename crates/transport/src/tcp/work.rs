@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Instant;
 
+use layercake_protocol::checksum::combine;
+
 use super::frame::{MAX_OPS, MAX_PAYLOAD, WireOp, WireRegion};
 use super::raw::Span;
-use crate::combine::combine;
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;

@@ -36,7 +36,7 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
 }
 
 /// The checksum of a range of bytes and the `len` bytes that follow it, whose checksums these are.
-pub(crate) fn combine(first: u32, second: u32, len: u64) -> u32 {
+pub fn combine(first: u32, second: u32, len: u64) -> u32 {
     let mut moved = first;
     for power in (0..61).filter(|power| len >> power & 1 == 1) {
         moved = multiply(moved, POWERS[power + 3]);
