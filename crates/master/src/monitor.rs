@@ -68,9 +68,12 @@ impl Monitor {
     }
 
     /// The segments with the payload bytes of the objects and reservations in each, each replica counted. What
-    /// readers or late writers hold back without a name doesn't count.
+    /// readers or late writers hold back without a name doesn't count; segments whose node's stream is broken
+    /// are left out.
     pub fn payloads(&self) -> Vec<(Arc<Segment>, u64)> {
-        self.core.state.payloads()
+        let mut payloads = self.core.state.payloads();
+        payloads.retain(|(segment, _)| !self.core.state.is_away(segment.id));
+        payloads
     }
 
     /// Whether a member is connected at the moment. One that is not may be about to come back; it is gone

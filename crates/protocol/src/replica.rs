@@ -129,6 +129,9 @@ pub struct PutStart {
     pub layout_id: u64,
     /// Index of the block in its prefix, where it is not the position in the call.
     pub prefix_index: Option<u32>,
+    /// In an upsert: the version whose bytes these are. The new one replaces it only if that is still the
+    /// complete one at the commit, inherits its leases, pins and recency, and takes nothing over.
+    pub copy_of: Option<Generation>,
 }
 
 impl PutStart {
@@ -142,6 +145,7 @@ impl PutStart {
             fingerprint: None,
             layout_id: 0,
             prefix_index: None,
+            copy_of: None,
         }
     }
 }

@@ -214,6 +214,7 @@ proptest! {
             fingerprint,
             layout_id: numbers.0,
             prefix_index: numbers.1,
+            copy_of: flags.0.then_some(Generation(generation)),
         };
         prop_assert_eq!(PutStart::try_from(travel(&wire::PutStart::from(start.clone()))), Ok(start));
         let object = ObjectRef { key, generation: Generation(generation) };

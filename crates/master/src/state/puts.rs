@@ -150,6 +150,7 @@ impl State {
             writer: batch.caller.client,
             engine: batch.location.map(|location| location.engine),
             upsert: batch.upsert,
+            copy_of: put.copy_of.filter(|_| batch.upsert),
             claim: self.draw_generation(),
             charged,
             quotas: (charged > 0).then_some(&self.tenants),

@@ -495,3 +495,80 @@ fn a_client_that_leaves_has_given_everything_up() {
     assert_eq!(answer, Err(Refusal::NotFound));
     assert_eq!(world.put(&a, &key("open"), 1), Err(Refusal::UnknownMember));
 }
+
+/// A copy replaces the version that it was made of, and no other, and what protects that one protects it.
+#[test]
+fn a_copy_takes_the_place_of_its_version_alone() {
+    let world = World::with(StateConfig::default());
+    let (here, there) = (world.node("here", MIB), world.node("there", MIB));
+    let (client, other) = (world.client(), world.client());
+    let on = |names: &[&str], hard_pin: bool| ReplicateConfig {
+        replicas: u32::try_from(names.len()).unwrap(),
+        preferred_segments: names.iter().map(ToString::to_string).collect(),
+        hard_pin,
+        ..ReplicateConfig::default()
+    };
+    let k = key("k");
+    let first = world.store_with(
+        &client,
+        PutStart::new(k.clone(), 1000),
+        &on(&["here"], true),
+    );
+    let copy = |of: Generation| {
+        let put = PutStart {
+            copy_of: Some(of),
+            ..PutStart::new(k.clone(), 1000)
+        };
+        let config = on(&["here", "there"], false);
+        let batch = PutBatch {
+            puts: vec![put],
+            config: &config,
+            recency: Recency::default(),
+            unreachable: &[],
+            upsert: true,
+        };
+        world
+            .state
+            .put_start(world.now(), &client, batch)
+            .0
+            .remove(0)
+    };
+    assert_eq!(
+        copy(Generation(first.generation.0 + 99)),
+        Err(Refusal::Superseded)
+    );
+    assert_eq!(world.presence(&k), Presence::Complete);
+    assert_eq!(world.remove(&k, false), Err(Refusal::Leased));
+    let begun = copy(first.generation).unwrap();
+    assert_eq!(
+        copy(first.generation),
+        Err(Refusal::InProgress),
+        "one at a time"
+    );
+    assert_eq!(world.commit(&client, &k, &begun), Ok(()));
+    let got = world.get(&other, &k).unwrap();
+    let segments: Vec<_> = got.replicas.iter().map(|replica| replica.segment).collect();
+    assert!(segments.contains(&here.segment.id) && segments.contains(&there.segment.id));
+    let stat = world
+        .state
+        .stat(world.now(), &Tenant::default(), &k)
+        .unwrap();
+    assert!(stat.hard_pinned);
+    world.end(&other, &k, begun.generation);
+    assert_eq!(
+        world.remove(&k, false),
+        Err(Refusal::Leased),
+        "the probe's lease went over"
+    );
+
+    // A version that is replaced or removed meanwhile is not brought back.
+    let begun = copy(begun.generation).unwrap();
+    let newer = world.upsert(&other, &k, 10).unwrap();
+    assert_eq!(world.commit(&client, &k, &begun), Err(Refusal::Superseded));
+    assert_eq!(world.commit(&other, &k, &newer), Ok(()));
+    let begun = copy(newer.generation).unwrap();
+    assert_eq!(world.remove(&k, true), Ok(()));
+    assert_eq!(world.commit(&client, &k, &begun), Err(Refusal::NotFound));
+    assert_eq!(world.presence(&k), Presence::Absent);
+    assert_eq!(copy(newer.generation), Err(Refusal::NotFound));
+}

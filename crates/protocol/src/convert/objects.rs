@@ -192,6 +192,7 @@ impl From<PutStart> for wire::PutStart {
             fingerprint: encode_fingerprint(start.fingerprint),
             layout_id: start.layout_id,
             prefix_index: start.prefix_index,
+            copy_of: start.copy_of.map_or(0, |generation| generation.0),
         }
     }
 }
@@ -211,6 +212,8 @@ impl TryFrom<wire::PutStart> for PutStart {
             fingerprint: decode_fingerprint(&start.fingerprint)?,
             layout_id: start.layout_id,
             prefix_index: start.prefix_index,
+            copy_of: Some(Generation(start.copy_of))
+                .filter(|generation| *generation != Generation::NONE),
         })
     }
 }

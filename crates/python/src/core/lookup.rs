@@ -67,6 +67,15 @@ impl StoreCore {
         keys.align(done.into_iter().map(outcome).collect(), |_| INVALID)
     }
 
+    /// Takes the replicas in the segment of this name away, and objects that have no other: 0 or a code for each.
+    pub(crate) fn drop_replicas(&self, keys: &Keys, segment: &str) -> Vec<i64> {
+        let dropped = keys.good().iter().map(|key| {
+            let done = self.block(self.client().drop_replica(key, segment));
+            outcome(done)
+        });
+        keys.align(dropped.collect(), |_| INVALID)
+    }
+
     /// Removes objects whose key the regular expression matches anywhere; gives their number.
     pub(crate) fn remove_matching(&self, pattern: &str, force: bool) -> i64 {
         removed(self.block(self.client().remove_matching(pattern, force)))

@@ -23,6 +23,7 @@
 //! | `get`, `get_batch`, `get_buffer`, `get_into_ranges` | [`StoreCore::open_gets`], then [`OpenGets::read`](whole::OpenGets::read) | `whole` |
 //! | `batch_put_session_*`, `batch_put_from_multi_buffer_ranges` | [`StoreCore::start_puts`], [`write_ranges`](StoreCore::write_ranges), [`end_puts`](StoreCore::end_puts), [`revoke_puts`](StoreCore::revoke_puts) | `puts` |
 //! | `batch_get_session_*`, `batch_get_into_multi_buffer_ranges` | [`StoreCore::start_gets`], [`read_ranges`](StoreCore::read_ranges), [`end_gets`](StoreCore::end_gets) | `gets` |
+//! | `create_copy_task`, `create_move_task`, `query_task` | [`StoreCore::begin_task`], [`StoreCore::task`] (plain) | `tasks` |
 //! | `register_buffer`, `unregister_buffer` | [`StoreCore::register`], [`StoreCore::unregister`] (plain) | `store` |
 //!
 //! Memory is named by address and length; what lies inside a registered buffer is used as that
@@ -41,8 +42,10 @@ mod lookup;
 mod puts;
 mod settings;
 mod store;
+mod tasks;
 pub(crate) mod whole;
 
 pub(crate) use self::engine::{EngineCore, RegisterRefused};
 pub(crate) use self::settings::{EngineSettings, MemberName, StoreSettings, Trust};
 pub(crate) use self::store::{Health, SharedEngine, StoreCore};
+pub(crate) use self::tasks::{Job, TaskId, TaskState, TaskStatus};

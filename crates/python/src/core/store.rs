@@ -17,6 +17,7 @@ use super::engine::{EngineCore, RegisterRefused};
 use super::gets::GetTable;
 use super::puts::PutTable;
 use super::settings::StoreSettings;
+use super::tasks::TaskTable;
 use crate::runtime::Close;
 
 /// How long a start that failed may take to undo itself.
@@ -56,6 +57,7 @@ pub(crate) struct StoreCore {
     closed: tokio::sync::Mutex<bool>,
     pub(super) puts: PutTable,
     pub(super) gets: GetTable,
+    pub(super) tasks: TaskTable,
 }
 
 /// How a member stands.
@@ -108,6 +110,7 @@ impl StoreCore {
             closed: tokio::sync::Mutex::new(false),
             puts: PutTable::default(),
             gets: GetTable::default(),
+            tasks: TaskTable::default(),
         });
         match core.lend(&settings).await {
             Ok(()) => Ok(core),
@@ -203,6 +206,7 @@ impl StoreCore {
             tracing::debug!(in_time = revoked.is_ok(), "open put sessions were revoked");
         }
         self.gets.clear();
+        self.tasks.stop();
         if let Err(error) = self.client.close(left()).await {
             tracing::debug!(%error, "closing the client");
         }

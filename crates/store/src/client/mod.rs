@@ -10,6 +10,7 @@
 //! | `put`, `get` | whole objects, made of sessions |
 //! | `put_start`, `write`, `put_end` | put sessions |
 //! | `get_start`, `read` | get sessions |
+//! | `relocate` | replicas in other segments |
 //! | `headers`, `records`, `refresh` | the record in front of each object |
 //! | `fanout`, `places`, `scratch` | one batch per peer out of many ranges |
 //! | `leases`, `finisher`, `events`, `suspects` | what goes on in the background |
@@ -34,6 +35,7 @@ mod put_start;
 mod read;
 mod records;
 mod refresh;
+mod relocate;
 mod scratch;
 mod stats;
 mod suspects;

@@ -36,6 +36,8 @@ pub(crate) struct Open {
     soft_pin: Option<Duration>,
     /// The version that this one will replace.
     pub(super) replaces: Option<u32>,
+    /// It has the bytes of that version, and is of no use without it.
+    copies: bool,
 }
 
 /// What a writer wants to reserve.
@@ -55,6 +57,8 @@ pub(crate) struct Reservation<'a> {
     pub(crate) engine: Option<EngineId>,
     /// Replace a complete version; take an open reservation over.
     pub(crate) upsert: bool,
+    /// The version whose bytes these are: only it is replaced, and nothing is taken over.
+    pub(crate) copy_of: Option<Generation>,
     /// Names the claim until memory is found.
     pub(crate) claim: Generation,
     /// Replicas that the tenant is charged for.
@@ -86,6 +90,9 @@ impl Shard {
         alive: &dyn Fn(Place) -> bool,
         effects: &mut Effects,
     ) -> Result<Handle, Refusal> {
+        if let Some(version) = wanted.copy_of {
+            return self.reserve_copy(now, tag, version, wanted);
+        }
         while let Some(slot) = self.find(tag, wanted.tenant, wanted.key) {
             let entry = &mut self.slab[slot];
             if entry.is_open() {
@@ -114,6 +121,30 @@ impl Shard {
         }
         wanted.charge()?;
         Ok(self.claim(now, tag, wanted, None))
+    }
+
+    /// Claims the place beside a complete version for a copy of it.
+    fn reserve_copy(
+        &mut self,
+        now: Moment,
+        tag: u32,
+        version: Generation,
+        wanted: Reservation<'_>,
+    ) -> Result<Handle, Refusal> {
+        let slot = self.find(tag, wanted.tenant, wanted.key);
+        let slot = slot.ok_or(Refusal::NotFound)?;
+        let entry = &self.slab[slot];
+        if entry.is_open() {
+            return Err(Refusal::NotReady);
+        }
+        if entry.generation != version {
+            return Err(Refusal::Superseded);
+        }
+        if entry.has(REPLACING) {
+            return Err(Refusal::InProgress);
+        }
+        wanted.charge()?;
+        Ok(self.claim(now, tag, wanted, Some(slot)))
     }
 
     fn claim(
@@ -161,6 +192,7 @@ impl Shard {
             since: now,
             soft_pin: wanted.soft_pin,
             replaces,
+            copies: wanted.copy_of.is_some(),
         };
         self.open.insert(slot, open);
         match replaces {
@@ -279,10 +311,20 @@ impl Shard {
             self.close_open(slot, effects);
             return Err(Refusal::Unreachable);
         }
+        let is_orphan = |open: &Open| open.copies && open.replaces.is_none();
+        if self.open.get(&slot).is_some_and(is_orphan) {
+            self.close_open(slot, effects);
+            return Err(Refusal::NotFound);
+        }
         let Some(open) = self.open.remove(&slot) else {
             return Err(Refusal::Superseded);
         };
+        let mut standing = None;
         if let Some(old) = open.replaces {
+            if open.copies {
+                standing = self.standing(self.handle(old));
+                self.inherit(old, slot);
+            }
             self.retire(now, old, Reason::Replaced, effects);
         }
         let handle = self.handle(slot);
@@ -300,7 +342,22 @@ impl Shard {
             self.pin(now, slot, ttl);
         }
         self.join_queue(slot);
+        if let Some(standing) = standing {
+            self.lift(now, handle, standing);
+        }
         Ok(true)
+    }
+
+    /// Gives a copy what protects the version that it replaces.
+    fn inherit(&mut self, old: u32, copy: u32) {
+        let lease = self.lease_end(old);
+        let (first_probe, prober) = (self.slab[old].first_probe, self.slab[old].prober);
+        let pinned = self.slab[old].flags & HARD_PINNED;
+        let entry = &mut self.slab[copy];
+        entry.lease = lease;
+        entry.first_probe = first_probe;
+        entry.prober = prober;
+        entry.flags |= pinned;
     }
 
     /// Gives a reservation up on its writer's word that no transfer is in flight.

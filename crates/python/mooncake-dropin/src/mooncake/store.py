@@ -22,6 +22,7 @@ from mooncake._enums import ObjectDataType, ReplicaStatus, SoftPinAction, TaskSt
 from mooncake._host import MooncakeDistributedNoFRegister, bind_to_numa_node, get_alloc_func_addr, get_free_func_addr
 from mooncake._parallel import ParallelAxis, ParallelCalls, ReadTarget, TensorParallelism
 from mooncake._replicas import Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor, complete
+from mooncake._tasks import QueryTaskResponse
 from mooncake._unsupported import UnsupportedCalls
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "MooncakeHostMemAllocator",
     "ObjectDataType",
     "ParallelAxis",
+    "QueryTaskResponse",
     "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",
@@ -167,5 +169,11 @@ class MooncakeDistributedStore(ParallelCalls, UnsupportedCalls, _native.Mooncake
         return {key: [complete(*replica) for replica in replicas] for key, replicas in found if replicas}
 
     def batch_replica_clear(self, keys: list[str], segment_name: str = "") -> list[str]:
-        """Removes objects that nobody has a lease on; gives the keys of those that were removed."""
-        return [key for key, code in zip(keys, self.batch_remove(keys)) if code == 0]
+        """Removes objects that nobody has a lease on, or their replicas in one segment; gives the keys of these."""
+        codes = self._drop_replicas(keys, segment_name) if segment_name else self.batch_remove(keys)
+        return [key for key, code in zip(keys, codes) if code == 0]
+
+    def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
+        """How a copy or a move that this client began stands, and 0; or ``None`` and a code."""
+        state, code = self._query_task(task_id)
+        return (state and QueryTaskResponse._of(task_id, *state), code)

@@ -57,6 +57,11 @@ impl PyMooncakeStore {
         self.codes(py, keys.len(), |core| core.remove(&keys, force))
     }
 
+    /// Takes the replicas in a segment away, and objects that have no other: 0 or a code for each key.
+    fn _drop_replicas(&self, py: Python<'_>, keys: Keys, segment: &str) -> PyResult<Vec<i64>> {
+        self.codes(py, keys.len(), |core| core.drop_replicas(&keys, segment))
+    }
+
     /// Removes the objects whose keys the regular expression matches anywhere; leased ones only with ``force``.
     /// Gives their number.
     #[pyo3(signature = (regex_pattern, force = false))]

@@ -16,6 +16,7 @@ mod objects;
 mod ranges;
 mod sessions;
 mod settings;
+mod tasks;
 mod whole;
 
 use std::sync::Arc;
