@@ -68,12 +68,9 @@ impl Monitor {
     }
 
     /// The segments with the payload bytes of the objects and reservations in each, each replica counted. What
-    /// readers or late writers hold back without a name doesn't count; segments whose node's stream is broken
-    /// are left out.
+    /// readers or late writers hold back without a name doesn't count.
     pub fn payloads(&self) -> Vec<(Arc<Segment>, u64)> {
-        let mut payloads = self.core.state.payloads();
-        payloads.retain(|(segment, _)| !self.core.state.is_away(segment.id));
-        payloads
+        self.core.state.payloads()
     }
 
     /// Whether a member is connected at the moment. One that is not may be about to come back; it is gone
@@ -107,11 +104,9 @@ impl Monitor {
         self.core.state.remove_quota(tenant)
     }
 
-    /// Its segments and how full they are, without those whose node's stream is broken.
+    /// Its segments and how full they are.
     pub fn segments(&self) -> Vec<SegmentStat> {
-        let mut segments = self.core.state.segments(self.core.now());
-        segments.retain(|stat| !self.core.state.is_away(stat.segment.id));
-        segments
+        self.core.state.segments(self.core.now())
     }
 
     /// The keys of all complete objects, of one tenant or of all, in no order. A look at the whole table:

@@ -1,77 +1,18 @@
 """``mooncake.store``: what programs rely on beside results, each in a process of its own."""
 
-import contextlib
-import subprocess
-import sys
 import time
 
 import pytest
 
 pytest.importorskip("mooncake.store", reason="layercake-mooncake is not installed")
 
-from conftest import check_child, child_env, run_child, wait_until  # noqa: E402
-
-# What children begin with: a master, as the tests of the store need it, and stores of it.
-PRELUDE = """
-import ctypes, mmap, sys, threading, time
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-
-MIB = 1 << 20
-
-def new(segment=16 * MIB, master=sys.argv[1], **more):
-    store = MooncakeDistributedStore()
-    assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, MIB, "tcp", "", master, **more) == 0
-    return store
-
-def alloc(size):
-    memory = mmap.mmap(-1, size)
-    view = (ctypes.c_char * size).from_buffer(memory)
-    alive.append((memory, view))
-    return ctypes.addressof(view)
-
-alive = []
-"""
-
-
-@contextlib.contextmanager
-def running_master(*flags: str):
-    """A master in a process of its own, and its address."""
-    port = free_port()
-    code = "import sys; from mooncake._master import main; sys.exit(main())"
-    arguments = [f"--rpc_port={port}", f"--metrics_port={free_port()}", *flags]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=child_env(), stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: answers(port))
-        yield f"127.0.0.1:{port}", process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def answers(port: int) -> bool:
-    import socket
-
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-        return True
-    return False
-
+from conftest import check_child, run_child  # noqa: E402
+from dropin import PRELUDE, check, running_master  # noqa: E402
 
 @pytest.fixture(scope="module")
 def master():
     with running_master("--default_kv_lease_ttl=300") as (address, _):
         yield address
-
-
-def check(code: str, master: str, **kwargs) -> str:
-    return check_child(PRELUDE + code, master, **kwargs)
 
 
 def test_importing_needs_neither_numpy_nor_torch_and_says_nothing():

@@ -72,12 +72,6 @@ impl State {
         self.pool.set_away(client, true);
     }
 
-    /// Whether the node of a segment has no stream at the moment.
-    pub fn is_away(&self, segment: SegmentId) -> bool {
-        let view = self.pool.view();
-        view.by_id(segment).is_some_and(|cell| cell.is_away())
-    }
-
     /// A member has a stream again.
     pub fn back(&self, client: ClientId) {
         self.pool.set_away(client, false);

@@ -48,4 +48,4 @@ pub(crate) mod whole;
 pub(crate) use self::engine::{EngineCore, RegisterRefused};
 pub(crate) use self::settings::{EngineSettings, MemberName, StoreSettings, Trust};
 pub(crate) use self::store::{Health, SharedEngine, StoreCore};
-pub(crate) use self::tasks::{Job, TaskId, TaskState, TaskStatus};
+pub(crate) use self::tasks::{Job, TaskId, TaskStatus};

@@ -7,6 +7,7 @@ mod client_damage;
 mod client_life;
 mod client_nodes;
 mod client_objects;
+mod client_relocate;
 #[path = "../common/mod.rs"]
 mod common;
 mod dev_leases;

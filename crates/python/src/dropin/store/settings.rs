@@ -223,7 +223,12 @@ pub(super) async fn open(
     while TcpStream::connect(&settings.master).await.is_err() && Instant::now() < until {
         tokio::time::sleep(LOOK_AGAIN).await;
     }
-    StoreCore::open(settings, shared).await
+    let tenant = settings.tenant.clone();
+    let core = StoreCore::open(settings, shared).await?;
+    if tenant != Tenant::default() && core.client().link().shares_tenants() {
+        tracing::warn!(%tenant, "the master puts all tenants' keys into one key space");
+    }
+    Ok(core)
 }
 
 fn master_within() -> Duration {
