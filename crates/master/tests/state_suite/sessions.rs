@@ -537,7 +537,8 @@ fn a_copy_takes_the_place_of_its_version_alone() {
         copy(Generation(first.generation.0 + 99)),
         Err(Refusal::Superseded)
     );
-    assert_eq!(world.presence(&k), Presence::Complete);
+    let probed = world.probe(std::slice::from_ref(&k));
+    assert_eq!(probed, [Presence::Complete]);
     assert_eq!(world.remove(&k, false), Err(Refusal::Leased));
     let begun = copy(first.generation).unwrap();
     assert_eq!(
