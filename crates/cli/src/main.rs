@@ -36,7 +36,8 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("layercake: {}", output::one_line(&error));
+            let line = format!("{error:#}").replace('\n', "; ");
+            eprintln!("layercake: {line}");
             ExitCode::FAILURE
         }
     }

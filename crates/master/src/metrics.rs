@@ -268,11 +268,7 @@ impl Collector for StateCollector {
                 "Keys and segments that calls wait for",
                 core.waiters.len() as u64,
             ),
-            (
-                "members",
-                "Members that are alive and can move bytes",
-                gauges.members,
-            ),
+            ("members", "Members that are alive", gauges.members),
             ("segments", "Mounted segments", gauges.segments),
             (
                 "segment_capacity_bytes",

@@ -419,6 +419,39 @@ def test_wrong_types_raise():
     assert {call: answer for call, answer in given.items() if answer != "TypeError"} == {}
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        "[engine.transfer_submit_write(name, here, there, SIZE) for _ in range(20)]",
+        "[threading.Thread(target=write, daemon=True).start() for _ in range(4)]",
+        "engine.transfer_submit_write(name, engine.allocate_managed_buffer(SIZE), there, SIZE)",
+        "del peer",
+    ],
+    ids=["under way", "daemon threads", "managed memory", "peer gone"],
+)
+def test_the_interpreter_ends_whatever_goes_on(transport, last):
+    code = """
+    import ctypes, mmap, threading
+    from mooncake.engine import TransferEngine
+
+    SIZE = 16 << 20
+    def memory():
+        keep.append(mmap.mmap(-1, SIZE))
+        return ctypes.addressof((ctypes.c_char * SIZE).from_buffer(keep[-1]))
+    def write():
+        while True:
+            engine.batch_transfer_sync_write(name, [here], [there], [SIZE])
+    keep = []
+    engine, peer, here, there = TransferEngine(), TransferEngine(), memory(), memory()
+    for one, address in ((engine, here), (peer, there)):
+        assert one.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        assert one.register_memory(address, SIZE) == 0
+    name = f"127.0.0.1:{peer.get_rpc_port()}"
+    assert engine.transfer_sync_write(name, here, there, SIZE) == 0
+    """
+    assert check_child(textwrap.dedent(code) + last, timeout=20, LAYERCAKE_TRANSPORTS=transport) == ""
+
+
 def test_a_forked_child_is_told_and_goes_on():
     code = """
     import os
