@@ -1,4 +1,5 @@
-//! The arrows between the crates: a lower layer never knows a higher one.
+//! The arrows between the crates: a lower layer never knows a higher one, and nothing that is built for
+//! use has code that is for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,6 +49,9 @@ const ALLOWED: [(&str, &[&str]); 7] = [
     ),
 ];
 
+/// Features that only tests may ask for: one package that does turns them on for all that are built with it.
+const FOR_TESTS: [&str; 2] = ["mock", "testing"];
+
 const FREE: [&str; 2] = ["layercake-benches", "xtask"];
 
 pub(crate) fn check() -> Result<()> {
@@ -65,6 +69,18 @@ pub(crate) fn check() -> Result<()> {
     let mut wrong = Vec::new();
     for package in &metadata.packages {
         let name = package.name.as_str();
+        for dependency in &package.dependencies {
+            let for_tests = |feature: &&String| FOR_TESTS.contains(&feature.as_str());
+            if dependency.kind == DependencyKind::Normal
+                && ours.contains(dependency.name.as_str())
+                && let Some(feature) = dependency.features.iter().find(for_tests)
+            {
+                let target = &dependency.name;
+                wrong.push(format!(
+                    "{name} may ask for {target}'s feature {feature} in its tests only"
+                ));
+            }
+        }
         if FREE.contains(&name) {
             continue;
         }

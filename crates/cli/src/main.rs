@@ -36,8 +36,7 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let line = format!("{error:#}").replace('\n', "; ");
-            eprintln!("layercake: {line}");
+            eprintln!("layercake: {}", output::one_line(&error));
             ExitCode::FAILURE
         }
     }

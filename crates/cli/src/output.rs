@@ -21,6 +21,21 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(serde_json::to_string(value).context("can't write the result as JSON")?)
 }
 
+/// An error and its causes as one line. A cause that the line ends with already is not repeated: some errors
+/// tell theirs in their own words.
+pub(crate) fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line.replace('\n', "; ")
+}
+
 /// A table with a heading and columns as wide as they need.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
@@ -99,13 +114,15 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{count} B")
 }
 
-/// A number of bytes per second.
+/// A number of bytes per second, in the units of [`bytes`].
 pub(crate) fn rate(bytes_per_second: f64) -> String {
-    match bytes_per_second {
-        1e9.. => format!("{:.2} GB/s", bytes_per_second / 1e9),
-        1e6.. => format!("{:.0} MB/s", bytes_per_second / 1e6),
-        _ => format!("{:.0} kB/s", bytes_per_second / 1e3),
-    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is positive; saturates"
+    )]
+    let whole = bytes_per_second.round() as u64;
+    format!("{}/s", bytes(whole))
 }
 
 /// A count with its thousands apart.
@@ -144,6 +161,20 @@ mod tests {
         assert_eq!(bytes(512), "512 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.0 GiB");
-        assert_eq!(rate(2.5e9), "2.50 GB/s");
+        assert_eq!(rate(2.5 * f64::from(1 << 30)), "2.5 GiB/s");
+        assert_eq!(rate(0.0), "0 B/s");
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || io::Error::other("in use");
+        let told = anyhow::Error::new(cause()).context("can't listen: in use");
+        assert_eq!(one_line(&told), "can't listen: in use");
+        let apart = anyhow::Error::new(cause())
+            .context("can't listen")
+            .context("node");
+        assert_eq!(one_line(&apart), "node: can't listen: in use");
+        let lines = anyhow::Error::msg("one\ntwo");
+        assert_eq!(one_line(&lines), "one; two");
     }
 }

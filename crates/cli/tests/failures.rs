@@ -34,6 +34,22 @@ fn a_port_in_use_is_named() {
         text.contains(&address) && text.to_lowercase().contains("in use"),
         "{text}"
     );
+    assert_eq!(text.matches("os error").count(), 1, "told once: {text}");
+}
+
+#[test]
+fn an_address_without_a_port_is_refused_by_the_name_of_its_flag() {
+    let scene = Scene::workload(3, 1);
+    for args in [
+        format!("replay {} {LAYERS}", scene.trace.display()),
+        "ls".to_owned(),
+        "node --capacity 1MiB".to_owned(),
+    ] {
+        let text = run(&format!("{args} --master localhost")).refused();
+        for part in ["--master", "\"localhost\" has no port", "HOST:PORT"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
 }
 
 #[test]
@@ -74,6 +90,7 @@ fn more_memory_than_there_is_is_refused_before_anything_is_taken() {
     ))
     .refused();
     assert!(text.contains("TiB") && text.contains("free"), "{text}");
+    assert!(text.contains("--capacity"), "the setting is named: {text}");
     let segments = run(&format!("segments --master {} --json", cluster.address))
         .ok()
         .json();
@@ -85,7 +102,16 @@ fn more_memory_than_there_is_is_refused_before_anything_is_taken() {
         scene.trace.display()
     ))
     .refused();
-    assert!(text.contains("memory"), "{text}");
+    assert!(
+        text.contains("--capacity") && text.contains("memory"),
+        "{text}"
+    );
+    let text = run(&format!(
+        "replay {} {LAYERS} --capacity 1KiB",
+        scene.trace.display()
+    ))
+    .refused();
+    assert!(text.contains("--capacity 1KiB"), "{text}");
     let text = run(&format!(
         "replay {} --layers 4096 --entry-bytes 99999999999",
         scene.trace.display()

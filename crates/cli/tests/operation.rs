@@ -75,7 +75,9 @@ fn objects_are_listed_shown_and_removed() {
         text.contains(&all[0]) && text.contains("no such object"),
         "{text}"
     );
-    let text = run(&format!("rm {} --master {}", all[0], cluster.address)).refused();
+    let said = run(&format!("rm {} --master {}", all[0], cluster.address));
+    assert_eq!(said.out, "", "the outcome is the refusal");
+    let text = said.refused();
     assert!(text.contains(&all[0]), "{text}");
 
     let pattern = regex_of(&all[1]);
@@ -136,7 +138,13 @@ fn segments_and_health_are_told() {
     assert_eq!(health["healthy"], true);
     assert_fields(
         &health,
-        &[("segments", 2), ("objects", distinct), ("lost_nodes", 0)],
+        &[
+            ("segments", 2),
+            ("objects", distinct),
+            ("lost_nodes", 0),
+            // The nodes, and not the tool that asks.
+            ("members", 2),
+        ],
     );
 
     let table = run(&format!("health --master {}", cluster.address))
@@ -151,6 +159,13 @@ fn segments_and_health_are_told() {
     );
 
     let empty = Cluster::start(0, "", "");
+    for (tool, hint) in [("ls", "no objects"), ("segments", "layercake node")] {
+        let said = run(&format!("{tool} --master {}", empty.address)).ok();
+        assert_eq!(said.out, "", "nothing is listed");
+        assert!(said.err.contains(hint), "{tool}: {}", said.err);
+        let said = run(&format!("{tool} --json --master {}", empty.address)).ok();
+        assert_eq!(said.err, "", "programs need no hints");
+    }
     let said = run(&format!("health --json --master {}", empty.address));
     assert!(!said.status.success());
     assert_eq!(said.json()["healthy"], false);

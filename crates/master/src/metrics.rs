@@ -268,7 +268,11 @@ impl Collector for StateCollector {
                 "Keys and segments that calls wait for",
                 core.waiters.len() as u64,
             ),
-            ("members", "Members that are alive", gauges.members),
+            (
+                "members",
+                "Members that are alive and can move bytes",
+                gauges.members,
+            ),
             ("segments", "Mounted segments", gauges.segments),
             (
                 "segment_capacity_bytes",

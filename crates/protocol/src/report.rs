@@ -86,7 +86,7 @@ pub struct Status {
     pub quarantined_bytes: u64,
     /// Mounted segments.
     pub segments: u64,
-    /// Members that are alive.
+    /// Members that are alive and can move bytes: nodes and clients, not the tools that only ask.
     pub members: u64,
     /// Objects evicted since the start.
     pub evicted_objects: u64,

@@ -94,7 +94,7 @@ fn with_link<T>(
         insecure: common.insecure,
     };
     let name = format!("layercake-{}", std::process::id());
-    let mut config = connect::link_config(&settings.master, &name, &trust);
+    let mut config = connect::link_config(&settings.master.0, &name, &trust);
     config.tenant = Tenant::new(&settings.tenant).context("setting `tools.tenant`")?;
     let runtime = process::runtime(1)?;
     runtime.block_on(async {
@@ -126,6 +126,10 @@ pub(crate) fn ls(options: &Ls, sources: &Sources) -> Result<()> {
         let objects: Vec<Value> = page.objects.iter().map(show::object).collect();
         return output::print_json(&json!({"objects": objects, "more": page.more}));
     }
+    if page.objects.is_empty() {
+        eprintln!("{}", nothing_listed(options));
+        return Ok(());
+    }
     let mut table = Table::new(&[
         "key", "size", "state", "replicas", "lease", "pins", "readers",
     ])
@@ -141,6 +145,16 @@ pub(crate) fn ls(options: &Ls, sources: &Sources) -> Result<()> {
         eprintln!("there are more: go on with --after '{}'", last.key);
     }
     Ok(())
+}
+
+/// What an empty listing means.
+fn nothing_listed(options: &Ls) -> String {
+    let whose = "the tenant has none, or --tenant names another";
+    match (options.prefix.as_str(), &options.after) {
+        ("", None) => format!("no objects: {whose}"),
+        (prefix, None) => format!("no objects whose key begins with '{prefix}'"),
+        (_, Some(after)) => format!("no objects behind '{after}'"),
+    }
 }
 
 fn row(object: &ObjectStat) -> [String; 7] {
@@ -258,7 +272,7 @@ pub(crate) fn rm(options: &Rm, sources: &Sources) -> Result<()> {
             .map(|(key, reason)| json!({"key": key, "reason": reason}))
             .collect();
         output::print_json(&json!({"removed": removed, "refused": refused}))?;
-    } else {
+    } else if removed > 0 || refused.is_empty() {
         output::print(format!(
             "removed {removed} {}",
             show::plural(removed, "object")
@@ -284,6 +298,12 @@ pub(crate) fn segments(options: &Plain, sources: &Sources) -> Result<()> {
     if options.tool.json {
         let segments: Vec<Value> = segments.iter().map(show::segment).collect();
         return output::print_json(&json!({"segments": segments}));
+    }
+    if segments.is_empty() {
+        eprintln!(
+            "no segments: no node has mounted memory; `layercake node` lends some, and mounts it when it has touched all of it"
+        );
+        return Ok(());
     }
     let mut table = Table::new(&[
         "node",

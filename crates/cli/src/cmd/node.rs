@@ -138,19 +138,20 @@ async fn run(
         Some(settings.listen),
         settings.advertise,
     ))?;
-    let mut link_config = connect::link_config(&settings.master, &name, trust);
+    let mut link_config = connect::link_config(&settings.master.0, &name, trust);
     link_config.endpoint = Some(engine.endpoint().clone());
     let link = tokio::select! {
         link = reach_master(link_config) => link?,
         () = stop.wait() => return Ok(()),
     };
-    let node = Arc::new(Node::begin(lending, engine.clone(), link.clone())?);
+    let begun = Node::begin(lending, engine.clone(), link.clone());
+    let node = Arc::new(begun.map_err(|error| about_capacity(error, settings))?);
     let http = match settings.http {
         None => None,
         Some(address) => Some(serve_http(address, &name, &engine, &node, &link).await?),
     };
     tokio::select! {
-        ready = node.ready() => ready?,
+        ready = node.ready() => ready.map_err(|error| about_capacity(error, settings))?,
         // Touching a large memory takes its time; a stop does not wait for it.
         () = stop.wait() => return leave(node, http, &engine, &link).await,
     }
@@ -177,6 +178,18 @@ async fn run(
     }
     stop.wait().await;
     leave(node, http, &engine, &link).await
+}
+
+/// Names the setting, where the memory that it asks for can't be had.
+fn about_capacity(error: StoreError, settings: &NodeSettings) -> anyhow::Error {
+    let asked = settings.capacity;
+    let about = matches!(error, StoreError::SegmentTooLarge { .. });
+    let error = anyhow::Error::from(error);
+    if about {
+        error.context(format!("setting `node.capacity` (--capacity): {asked}"))
+    } else {
+        error
+    }
 }
 
 /// Gives the memory back and leaves, within the time that a stop has.

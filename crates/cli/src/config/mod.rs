@@ -22,7 +22,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 pub(crate) use flags::Flags;
 use mooncake::MooncakeFile;
-pub(crate) use value::{ByteSize, Ratio, Value};
+pub(crate) use value::{ByteSize, MasterAddress, Ratio, Value};
 
 /// Prefix of the variables that this program reads.
 pub(crate) const ENV_PREFIX: &str = "LAYERCAKE_";

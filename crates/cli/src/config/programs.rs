@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use layercake_transport::TransportSet;
 
-use super::{ByteSize, Ratio, Resolved, Setting, Settings, Value};
+use super::{ByteSize, MasterAddress, Ratio, Resolved, Setting, Settings, Value};
 
 /// Declares a group of settings: a struct of values and the table they are read by.
 macro_rules! settings {
@@ -122,7 +122,7 @@ settings! {
     /// `layercake node`.
     NodeSettings, section "node" {
         /// The master's address, HOST:PORT
-        master: String = "127.0.0.1:50061", env "LAYERCAKE_MASTER";
+        master: MasterAddress = "127.0.0.1:50061", env "LAYERCAKE_MASTER";
         /// Name of this node; none: made of the host's name and the process id
         name: Option<String> = "none";
         /// Memory that this node gives to the store
@@ -142,7 +142,7 @@ settings! {
     /// Tools that talk to a running cluster.
     ToolSettings, section "tools" {
         /// The master's address, HOST:PORT
-        master: String = "127.0.0.1:50061", env "LAYERCAKE_MASTER";
+        master: MasterAddress = "127.0.0.1:50061", env "LAYERCAKE_MASTER";
         /// Namespace of the keys
         tenant: String = "default";
     }

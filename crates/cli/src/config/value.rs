@@ -199,6 +199,37 @@ impl Value for SocketAddr {
     }
 }
 
+/// Where a master listens: `HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MasterAddress(pub(crate) String);
+
+impl FromStr for MasterAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const ACCEPTED: &str = "write HOST:PORT, such as 127.0.0.1:50061";
+        let text = text.trim();
+        match text.rsplit_once(':') {
+            None => Err(format!("\"{text}\" has no port: {ACCEPTED}")),
+            Some(("", _)) => Err(format!("\"{text}\" has no host: {ACCEPTED}")),
+            Some((_, port)) if !port.parse::<u16>().is_ok_and(|port| port != 0) => {
+                Err(format!("\"{text}\" has no usable port: {ACCEPTED}"))
+            }
+            Some(_) => Ok(Self(text.to_owned())),
+        }
+    }
+}
+
+impl Value for MasterAddress {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
 impl Value for TransportSet {
     fn read(text: &str) -> Result<Self, String> {
         text.parse()

@@ -91,6 +91,13 @@ impl Members {
         gone.map(|(client, member)| (client, member.name)).collect()
     }
 
+    /// How many can move bytes: nodes and clients, without the tools that come and go.
+    pub(crate) fn located(&self) -> u64 {
+        let table = self.table.read();
+        let located = table.values().filter(|member| member.location.is_some());
+        located.count() as u64
+    }
+
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, HashMap<ClientId, Member>> {
         self.table.read()
     }

@@ -154,7 +154,7 @@ impl State {
     pub fn gauges(&self) -> Gauges {
         let mut gauges = Gauges {
             fences: self.fences.lock().len() as u64,
-            members: self.members.read().len() as u64,
+            members: self.members.located(),
             ..Gauges::default()
         };
         for number in 0..self.shards.len() {

@@ -81,6 +81,8 @@ fn the_pool_s_account_adds_up() {
         segments.iter().map(|s| s.used_bytes).sum::<u64>(),
         5 * GRANULE
     );
+    // A tool joins as well, but has nothing to move bytes with.
+    world.state.join(world.now(), ClientId(7), "a tool", None);
     let status = world.state.status(world.now(), Term(3));
     assert_eq!((status.objects, status.reserved_objects), (1, 1));
     assert_eq!(status.capacity_bytes, 96 * GRANULE);

@@ -220,7 +220,7 @@ impl Replay<'_> {
         };
         let address = match (&embedded, &self.options.master) {
             (Some(embedded), _) => embedded.address.clone(),
-            (None, Some(address)) => address.clone(),
+            (None, Some(address)) => address.0.clone(),
             (None, None) => bail!("there is no cluster to work with"),
         };
         let trust = Trust {
@@ -274,7 +274,9 @@ impl Replay<'_> {
         {
             let (need, have) = (bytes(capacity), bytes(available));
             match self.options.capacity {
-                Some(_) => bail!("--capacity {need}: this machine has {have} of free memory"),
+                Some(_) => bail!(
+                    "--capacity {need} is more than the {have} of free memory that this machine has"
+                ),
                 None => bail!(
                     "the trace's {} distinct blocks (of {}) need {need}, this machine has {have} of free memory: give a --capacity, then blocks are evicted",
                     self.trace.distinct_blocks(),

@@ -9,7 +9,7 @@ use clap::Args;
 use layercake_protocol::layout::ModelGeometry;
 
 use crate::config::programs::{Common, TransportSettings};
-use crate::config::{ByteSize, Flags, Value as _};
+use crate::config::{ByteSize, Flags, MasterAddress, Value as _};
 
 /// Lease of a pool whose size was chosen, and may be small: an object that was just looked for is not
 /// evicted, so with the master's default a fast replay would find the whole pool under leases.
@@ -65,8 +65,8 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "REQUESTS")]
     pub(crate) kill_node_after: Option<NonZeroU64>,
     /// Use the running cluster of this master, HOST:PORT, instead of an embedded one
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) master: Option<String>,
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) master: Option<MasterAddress>,
     /// Namespace of the keys
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) tenant: String,

@@ -43,7 +43,7 @@ pub(crate) fn share(capacity: u64, nodes: u64, place: u64) -> Result<u64> {
     let share = capacity / nodes.max(1) / GRANULE * GRANULE;
     if share < place {
         bail!(
-            "a capacity of {} gives each of {nodes} nodes {}, but one block takes {}",
+            "--capacity {}: each of --nodes {nodes} gets {}, but one block takes {}",
             ByteSize(capacity),
             ByteSize(share),
             ByteSize(place)

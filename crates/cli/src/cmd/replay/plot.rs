@@ -7,6 +7,10 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+const KIB: f64 = 1024.0;
+const MIB: f64 = KIB * 1024.0;
+const GIB: f64 = MIB * 1024.0;
+
 /// One request as the plot needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
@@ -165,9 +169,9 @@ fn draw(path: &Path, title: &str, samples: &[Sample]) -> Result<(), Box<dyn std:
         // Room for the legend above the highest point.
         * 1.35;
     let (scale, scale_name) = match top {
-        1e9.. => (1e9, "GB/s"),
-        1e6.. => (1e6, "MB/s"),
-        _ => (1e3, "kB/s"),
+        GIB.. => (GIB, "GiB/s"),
+        MIB.. => (MIB, "MiB/s"),
+        _ => (KIB, "KiB/s"),
     };
     let digits = usize::from(top / scale < 10.0);
     panel(

@@ -296,17 +296,27 @@ impl Report {
             .right(3)
             .right(4)
             .right(5);
-        for (name, latency) in [
+        let rows = [
             ("look-up of a request", &self.lookup_us),
             ("load of a layer", &self.load_layer_us),
             ("save of a layer", &self.save_layer_us),
-        ] {
+        ];
+        // One unit for all, so that they compare at a glance.
+        let millis = rows.iter().any(|(_, latency)| latency.max >= 10_000.0);
+        let time = |micros: f64| {
+            if millis {
+                format!("{:.2} ms", micros / 1000.0)
+            } else {
+                format!("{micros:.0} µs")
+            }
+        };
+        for (name, latency) in rows {
             latencies.row([
                 name.to_owned(),
-                micros(latency.p50),
-                micros(latency.p90),
-                micros(latency.p99),
-                micros(latency.max),
+                time(latency.p50),
+                time(latency.p90),
+                time(latency.p99),
+                time(latency.max),
                 thousands(latency.count),
             ]);
         }
@@ -317,14 +327,6 @@ impl Report {
 fn plural(count: u64, one: &str, many: &str) -> String {
     let noun = if count == 1 { one } else { many };
     format!("{} {noun}", thousands(count))
-}
-
-fn micros(value: f64) -> String {
-    if value < 10_000.0 {
-        format!("{value:.0} µs")
-    } else {
-        format!("{:.1} ms", value / 1000.0)
-    }
 }
 
 #[cfg(test)]
@@ -381,6 +383,23 @@ mod tests {
             ]
         );
         assert!(said.tables().contains("found damaged"));
+    }
+
+    #[test]
+    fn a_table_has_one_unit_for_times_and_one_family_for_bytes() {
+        let mut said = report(&[Done::default()]);
+        (said.bytes_saved, said.saved_bytes_per_second) = (3 << 20, 1024.0 * 512.0);
+        (said.lookup_us.p50, said.lookup_us.max) = (90.0, 200.0);
+        let table = said.tables();
+        assert!(table.contains("3.0 MiB at 512 KiB/s"), "{table}");
+        assert!(table.contains("90 µs") && !table.contains("ms"), "{table}");
+        said.save_layer_us.max = 12_345.0;
+        let table = said.tables();
+        assert!(
+            table.contains("0.09 ms") && table.contains("12.35 ms"),
+            "{table}"
+        );
+        assert!(!table.contains("µs"), "{table}");
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl Trace {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            match parse(&line) {
+            match parse(line.trim_ascii_end()) {
                 Ok(request) => {
                     distinct.extend(&request.hash_ids);
                     trace.push(&request);
@@ -168,6 +168,9 @@ impl Trace {
 
 fn parse(line: &[u8]) -> Result<Line, String> {
     let request: Line = serde_json::from_slice(line).map_err(|error| {
+        if error.is_eof() {
+            return format!("it is cut off after {} bytes", line.len());
+        }
         // The position in "at line 1 column 7" is in this line, not in the file.
         let text = error.to_string();
         match text.rsplit_once(" at line ") {
@@ -235,6 +238,22 @@ mod tests {
             let error = Trace::read(text.as_bytes(), true).expect_err("strict");
             assert!(error.to_string().contains("line 2"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_line_that_is_cut_off_is_called_that() {
+        for cut in [1, 20, GOOD.len() / 2, GOOD.len() - 1] {
+            for end in ["", "\n", "\r\n"] {
+                let text = format!("{GOOD}\n{}{end}", &GOOD[..cut]);
+                let complaint = read(&text).expect("one good line").complaint();
+                let complaint = complaint.expect("one line was bad");
+                let left = GOOD[..cut].trim_end().len();
+                let cut_off = format!("line 2: it is cut off after {left} bytes");
+                assert!(complaint.ends_with(&cut_off), "{complaint}");
+            }
+        }
+        let trace = read(&format!("{GOOD}\r\n{GOOD}")).expect("both are good");
+        assert_eq!((trace.len(), trace.skipped()), (2, 0));
     }
 
     #[test]
