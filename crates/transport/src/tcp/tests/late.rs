@@ -1,4 +1,4 @@
-//! A write that had begun before its place was fenced.
+//! What comes late: a write whose place was fenced meanwhile, the rest of a frame, a guest too many.
 
 use layercake_protocol::ids::Generation;
 
@@ -133,4 +133,67 @@ fn peers_are_turned_away_when_there_is_no_room() {
     let mut fourth = Raw::connect(&owner);
     assert!(fourth.is_closed(), "three are connected");
     assert!(turned_away(2));
+}
+
+#[test]
+fn a_peer_that_stops_in_the_middle_keeps_nothing() {
+    let deadlines = Deadlines {
+        progress: Duration::from_millis(200),
+        connect: Duration::from_millis(200),
+        ..Deadlines::default()
+    };
+    let owner = Engine::start(EngineConfig {
+        deadlines,
+        ..config()
+    })
+    .expect("an engine");
+    let open = memory(&owner, 4096, Access::RemoteReadWrite);
+    let region = open.region();
+    let region = WireRegion {
+        region: region.region,
+        capability: region.capability,
+    };
+    let mut silent = Raw::connect(&owner);
+    let mut half = Raw::open(&owner);
+    let mut bytes = Vec::new();
+    Header {
+        kind: Kind::Write,
+        flags: 0,
+        count: 1,
+        regions: 1,
+        seq: 0,
+        payload: 4096,
+    }
+    .encode(&mut bytes);
+    region.encode(&mut bytes);
+    WireOp {
+        region: 0,
+        offset: 0,
+        len: 4096,
+        generation: None,
+    }
+    .encode(&mut bytes);
+    bytes.extend_from_slice(&[1; 100]);
+    half.send(&bytes);
+    // Idle between frames is nothing to be closed for.
+    let mut idle = Raw::open(&owner);
+    open.unregister(LIMIT)
+        .expect("a half frame holds the region for the progress deadline only");
+    half.seq = 1;
+    assert!(half.is_closed());
+    assert!(
+        silent.is_closed(),
+        "a greeting is due within the connect deadline"
+    );
+    let op = WireOp {
+        region: 0,
+        offset: 0,
+        len: 16,
+        generation: None,
+    };
+    idle.frame(Kind::Read, region, op, &[]);
+    assert_eq!(
+        idle.answer(),
+        Answer::Statuses(vec![Err(Refusal::UnknownRegion)])
+    );
 }
