@@ -57,7 +57,8 @@ pub struct Deployment {
     /// How the forward pass runs.
     pub execution: Execution,
     /// The engine keeps every chunk's blocks until the request ends. False where layers share buffers:
-    /// then committed blocks are loaded again for every later chunk.
+    /// then committed blocks are loaded again for every later
+    /// chunk, and no block is shared between requests.
     pub retains_blocks: bool,
 }
 

@@ -14,6 +14,7 @@
 //! | [`keys`], [`stats`] | names of objects; counters and reasons |
 #![forbid(unsafe_code)]
 
+mod audit;
 pub mod batcher;
 pub mod checks;
 pub mod contract;

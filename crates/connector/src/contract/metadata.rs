@@ -43,8 +43,9 @@ pub struct RequestStep {
     pub load: Option<Span>,
     /// Blocks that are complete after this step and not known to be stored.
     pub save: Option<Span>,
-    /// The engine does not keep earlier chunks: committed blocks of this request come back, too.
-    pub restore: bool,
+    /// The engine does not keep earlier chunks: of so many blocks from the first on, those that are
+    /// committed come back.
+    pub restore: u32,
 }
 
 impl RequestStep {
@@ -147,7 +148,7 @@ mod tests {
                     hashes: vec![BlockHash::new(&[0xab, 0x00]), BlockHash::new(&[1])],
                 }),
                 save: None,
-                restore: false,
+                restore: 0,
             }],
             preempted: vec!["r-2".into()],
             finished: vec![],

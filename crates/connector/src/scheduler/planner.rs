@@ -256,11 +256,12 @@ impl Planner {
         let Some(entry) = self.requests.get_mut(request) else {
             return;
         };
+        // One that has ended since is fenced all the same: its blocks are given to others already.
+        self.preempted.insert(request.clone());
         if entry.machine.preempt() {
             entry.start_over(0);
             entry.table.clear();
             entry.saves = false;
-            self.preempted.insert(request.clone());
         }
     }
 
@@ -316,6 +317,9 @@ impl Planner {
             entry.saves = true;
             save
         });
+        let kept = !self.config.restore || first_chunk;
+        let restore = if kept { 0 } else { scheduled.computed / size };
+        let restore = u32::try_from(restore).unwrap_or(u32::MAX);
         let table = entry.tell(scheduled.table, attempt);
         entry.end = end;
         RequestStep {
@@ -325,7 +329,7 @@ impl Planner {
             table,
             load: load.flatten(),
             save: save.flatten(),
-            restore: self.config.restore && !first_chunk,
+            restore,
         }
     }
 

@@ -41,6 +41,7 @@ use self::receiver::LoadJob;
 use self::sender::{SaveJob, SaveStep, Sender};
 use self::shared::Shared;
 use self::staging::Staging;
+use crate::audit::Audit;
 use crate::checks::{Deployment, Identity};
 use crate::contract::{
     CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults, WorkerSide,
@@ -109,7 +110,12 @@ impl StoreWorker {
         let fingerprint = deployment.fingerprint(&checked.layout);
         let fingerprint = (!deployment.compatible_keys).then_some(fingerprint);
         let saves = options.role.saves() && stores;
-        let shared = Arc::new(Shared::new(store, options, checked.layout, fingerprint));
+        let audit = match &options.audit_log {
+            Some(path) => Audit::to(path, rank)?,
+            None => Audit::off(),
+        };
+        let shared = Shared::new(store, options, checked.layout, fingerprint, audit);
+        let shared = Arc::new(shared);
         let loads_queue = Arc::new(Queue::new(LOADS_QUEUED));
         let saves_queue = Arc::new(Queue::new(SAVES_QUEUED));
         let receiver = receiver::run(Arc::clone(&shared), Arc::clone(&loads_queue));

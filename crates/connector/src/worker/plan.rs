@@ -76,8 +76,9 @@ pub(super) fn loads(
             wanted.push((index, worker.key(hash)?));
         }
         worker.shared.tracker(|tracker| {
-            if request.restore {
+            if request.restore > 0 {
                 let committed = tracker.committed(&request.request);
+                let committed = committed.take_while(|(index, _)| *index < request.restore);
                 wanted.extend(committed.map(|(index, key)| (index, key.clone())));
             }
             if !wanted.is_empty() {

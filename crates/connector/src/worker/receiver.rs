@@ -26,6 +26,7 @@ use super::queue::Queue;
 use super::reads::{Call, Done};
 use super::shared::{Shared, reached};
 use super::staging::Staging;
+use crate::audit::Operation;
 use crate::batcher::CallReport;
 use crate::contract::{Event, RequestId};
 use crate::prefetch::Room;
@@ -126,7 +127,10 @@ impl Load<'_> {
             }
             let mut read = self.shared.store.get_into(gets).await.into_iter();
             for row in of_row {
-                match read.next() {
+                let read = read.next();
+                let error = read.as_ref().and_then(|read| read.as_ref().err());
+                self.note(Operation::Get, row, None, error);
+                match read {
                     Some(Ok(done)) => self.note_loaded(done.bytes),
                     Some(Err(error)) => self.failed(row, reason(&error)),
                     None => self.failed(row, MissReason::Master),
@@ -170,6 +174,9 @@ impl Load<'_> {
                 }
             }
         }
+        for (row, _) in &sessions {
+            self.note(Operation::GetEnd, *row, None, None);
+        }
         let sessions = sessions.into_iter().map(|(_, session)| session).collect();
         self.shared.store.end_gets(sessions).await;
     }
@@ -200,7 +207,10 @@ impl Load<'_> {
                     .await
                     .into_iter();
                 for &row in rows {
-                    match started.next() {
+                    let started = started.next();
+                    let error = started.as_ref().and_then(|started| started.as_ref().err());
+                    self.note(Operation::GetStart, row, None, error);
+                    match started {
                         Some(Ok(session)) if self.fits(&session) => sessions.push((row, session)),
                         Some(Ok(_)) => self.failed(row, MissReason::OtherFingerprint),
                         Some(Err(error)) => self.failed(row, reason(&error)),
@@ -273,6 +283,8 @@ impl Load<'_> {
         self.shared.prefetch.lock().note_transfer(done.took);
         self.note_loaded(done.bytes);
         for (at, &row) in done.rows.iter().enumerate() {
+            let error = done.results.get(at).and_then(Option::as_ref);
+            self.note(Operation::Read, row, Some(done.layer), error);
             match done.results.get(at) {
                 Some(None) => {}
                 Some(Some(error)) => self.failed(row, reason(error)),
@@ -281,6 +293,18 @@ impl Load<'_> {
         }
         let arrived: Vec<bool> = done.results.iter().map(Option::is_none).collect();
         board.update(|state| state.answered(done.layer, &done.rows, &arrived));
+    }
+
+    fn note(
+        &self,
+        operation: Operation,
+        row: usize,
+        layer: Option<usize>,
+        error: Option<&StoreError>,
+    ) {
+        let error = error.map(|error| error as &dyn std::fmt::Display);
+        let key = &self.job.rows[row].key;
+        self.shared.audit.note(operation, key, layer, error);
     }
 
     /// Before the layer is published, so that whoever waits for it sees what it took.

@@ -19,6 +19,7 @@ use layercake_store::{PutRequest, PutSession, RangeWrite, StoreError};
 use super::caches::Caches;
 use super::queue::Queue;
 use super::shared::{Shared, reached};
+use crate::audit::Operation;
 use crate::batcher::CallReport;
 use crate::contract::{BlockId, Event};
 use crate::tracker::PutOutcome;
@@ -125,7 +126,10 @@ impl Sender {
         let mut started = started.into_iter();
         for row in rows {
             sessions.push(match started.next() {
-                Some(Ok(session)) => Some(session),
+                Some(Ok(session)) => {
+                    shared.audit.note(Operation::PutStart, &row.key, None, None);
+                    Some(session)
+                }
                 Some(Err(error)) => {
                     self.refused(row, &error);
                     None
@@ -140,6 +144,8 @@ impl Sender {
 
     /// A row that is not saved from here: why, and what that means.
     fn refused(&self, row: &SaveRow, error: &StoreError) {
+        let audit = &self.shared.audit;
+        audit.note(Operation::PutStart, &row.key, None, Some(error));
         let (counter, outcome) = match error {
             StoreError::Refused(Refusal::AlreadyExists) => {
                 (&self.shared.counters.saved_elsewhere, PutOutcome::Elsewhere)
@@ -192,13 +198,18 @@ impl Sender {
         let written = self.shared.store.write_ranges(writes.collect()).await;
         let mut failed = Vec::new();
         for (at, &row) in rows.iter().enumerate() {
-            match written.get(at) {
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    tracing::debug!(key = %step.rows[row].key, layer, %error, "a block is not saved");
-                    failed.push(row);
-                }
-                None => failed.push(row),
+            let key = &step.rows[row].key;
+            let error = match written.get(at) {
+                Some(Ok(_)) => None,
+                Some(Err(error)) => Some(error),
+                None => Some(&StoreError::UnknownSession),
+            };
+            let shown = error.map(|error| error as &dyn std::fmt::Display);
+            let audit = &self.shared.audit;
+            audit.note(Operation::Write, key, Some(layer), shown);
+            if let Some(error) = error {
+                tracing::debug!(%key, layer, %error, "a block is not saved");
+                failed.push(row);
             }
         }
         self.shared.saves.lock().report(CallReport {
@@ -240,8 +251,11 @@ impl Sender {
             }
         }
         for row in rows {
+            let key = &open.step.rows[row].key;
             self.shared
-                .settle(&open.step.rows[row].key, PutOutcome::Lost);
+                .audit
+                .note(Operation::PutRevoke, key, None, None);
+            self.shared.settle(key, PutOutcome::Lost);
         }
     }
 
@@ -286,6 +300,7 @@ impl Sender {
                 let key = &step.rows[row].key;
                 match ended.next() {
                     Some(Ok(())) => {
+                        self.shared.audit.note(Operation::PutEnd, key, None, None);
                         self.shared.counters.saved_blocks.add(1);
                         self.shared.settle(key, PutOutcome::Committed);
                     }
@@ -296,7 +311,11 @@ impl Sender {
                         again.push(row);
                     }
                     failed => {
-                        tracing::debug!(%key, ?failed, "a block's commit failed");
+                        let error = failed.and_then(Result::err);
+                        let error = error.map_or(StoreError::UnknownSession, |failed| failed.error);
+                        let audit = &self.shared.audit;
+                        audit.note(Operation::PutEnd, key, None, Some(&error));
+                        tracing::debug!(%key, %error, "a block's commit failed");
                         self.shared.counters.failed_saves.add(1);
                         self.shared.settle(key, PutOutcome::Lost);
                     }
@@ -338,7 +357,15 @@ impl Sender {
             let config = self.shared.options.replicate();
             let mut done = self.shared.store.put(puts, &config).await.into_iter();
             for row in put {
-                match done.next() {
+                let done = done.next();
+                let error = match &done {
+                    Some(Err(error)) => Some(error as &dyn std::fmt::Display),
+                    _ => None,
+                };
+                self.shared
+                    .audit
+                    .note(Operation::Put, &row.key, None, error);
+                match done {
                     Some(Ok(layercake_store::PutOutcome::Stored)) => {
                         self.shared.counters.saved_blocks.add(1);
                         self.shared.settle(&row.key, PutOutcome::Committed);

@@ -12,6 +12,7 @@ use layercake_store::StoreClient;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
+use crate::audit::Audit;
 use crate::batcher::Batcher;
 use crate::contract::{ComputeEvent, RequestId};
 use crate::fanout::FanOut;
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     /// Of objects that are written and expected; none with compatible keys.
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) counters: Counters,
+    pub(crate) audit: Audit,
     pub(crate) prefetch: Mutex<Prefetch>,
     pub(crate) fanout: Mutex<FanOut>,
     pub(crate) loads: Mutex<Batcher>,
@@ -41,6 +43,7 @@ impl Shared {
         options: Options,
         layout: ObjectLayout,
         fingerprint: Option<Fingerprint>,
+        audit: Audit,
     ) -> Self {
         Self {
             prefetch: Mutex::new(Prefetch::new(options.prefetch_layers)),
@@ -52,6 +55,7 @@ impl Shared {
             layout,
             fingerprint,
             counters: Counters::default(),
+            audit,
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
         }

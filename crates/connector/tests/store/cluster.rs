@@ -1,16 +1,18 @@
 //! A master and a node on loopback, and an engine's description that is cheap to compute.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_connector::checks::{Deployment, Execution};
 use layercake_connector::contract::{BlockHash, CacheLayout};
 use layercake_master::{Master, MasterConfig, Monitor};
+use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::LayerSpec;
 use layercake_store::link::{LinkConfig, MasterLink};
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
 use layercake_store::{ClientConfig, StoreClient};
-use layercake_transport::{Engine, EngineConfig};
+use layercake_transport::{Access, Batch, Direction, Engine, EngineConfig, Piece, RemoteSlice};
 use prometheus_client::registry::Registry;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -23,7 +25,7 @@ pub(crate) struct Cluster {
     pub(crate) monitor: Monitor,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
-    _node: (Engine, MasterLink, Node),
+    node: (Engine, MasterLink, Node),
 }
 
 impl Cluster {
@@ -59,7 +61,7 @@ impl Cluster {
             monitor,
             stop: Some(stop),
             task,
-            _node: (engine, link, node),
+            node: (engine, link, node),
         };
         eventually("the segment is mounted", || {
             cluster.monitor.status().segments == 1
@@ -74,6 +76,34 @@ impl Cluster {
         StoreClient::connect(link, engine, ClientConfig::default())
             .await
             .expect("the master is up")
+    }
+
+    /// Damages a byte of a stored object, behind everybody's back.
+    pub(crate) async fn damage(&self, store: &StoreClient, key: &ObjectKey, offset: u64) {
+        let stat = store.stat(key).await.expect("it is stored");
+        let replica = stat.object.replicas[0];
+        let segment = self.node.2.segments().remove(0);
+        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let memory = engine
+            .register(vec![0xA5].into(), Access::LocalOnly)
+            .expect("a byte");
+        let transfer = engine.submit(Batch {
+            peer: Arc::new(segment.endpoint),
+            direction: Direction::Write,
+            pieces: vec![Piece {
+                local: memory.slice(0, 1).expect("whole"),
+                remote: RemoteSlice {
+                    region: segment.region,
+                    capability: segment.capability,
+                    offset: replica.payload_offset() + offset,
+                    len: 1,
+                    generation: None,
+                },
+            }],
+            checksum: false,
+            deadline: None,
+        });
+        assert!(transfer.await.is_ok());
     }
 
     /// Stops the master; the node stays.

@@ -144,6 +144,96 @@ async fn a_block_that_is_gone_is_invalid_and_what_depends_on_it_is_not_saved() {
     assert_eq!((stats.saved_blocks, stats.saved_elsewhere), (3, 1));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_range_that_fails_is_its_blocks_matter_alone() {
+    let cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(1));
+    let hashes = hashes(1, 4);
+    let mut rig = Rig::new(
+        &deployment,
+        &store,
+        &json!({"kv_load_failure_policy": "fail"}),
+    );
+    rig.step(&[(("p", &[0, 1, 2, 3], 16, 0, 16), &hashes)]);
+    rig.finish("p").await;
+    // In the last layer of the third block: the sessions and two layers are fine.
+    let last = deployment
+        .check(&crate::rig::options(&json!({})))
+        .expect("covered")
+        .layout;
+    let last = last.layer_range(2).expect("three layers");
+    cluster
+        .damage(&store, &rig.key(0, &hashes[2]), last.start() + 5)
+        .await;
+    assert_eq!(rig.admit("d", &hashes).await, 16);
+    let table: Vec<BlockId> = vec![10, 11, 12, 13, 14];
+    let metadata = rig.plan(&[(("d", &table, 17, 16, 1), &hashes)], &[]);
+    let worker = &mut rig.ranks[0].worker;
+    let results = tokio::task::block_in_place(|| {
+        worker
+            .start_load(&metadata, HostEvent::done())
+            .expect("begins");
+        for layer in 0..2 {
+            let ready = worker.wait_for_layer(layer).expect("in time");
+            // The last layer may have been tried already.
+            assert!(ready.invalid_blocks.is_empty() || ready.invalid_blocks == [12]);
+        }
+        assert_eq!(
+            worker.wait_for_layer(2).expect("in time").invalid_blocks,
+            [12]
+        );
+        worker.wait_for_save(HostEvent::done()).expect("ends");
+        worker.take_results()
+    });
+    assert_eq!(results.invalid_blocks, [12]);
+    assert!(worker.take_results().invalid_blocks.is_empty(), "told once");
+    let absorbed = rig.scheduler.absorb(&[results]);
+    assert_eq!(absorbed.failed, ["d".into()]);
+    assert_eq!(rig.right(&table, &hashes), [true, true, false, true]);
+    assert_eq!(rig.ranks[0].worker.stats().missed(MissReason::Peer), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_audit_log_has_every_range_and_commit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("audit.jsonl");
+    let cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(1));
+    let hashes = hashes(1, 2);
+    let options = json!({"audit_log": 1, "audit_log_path": path.to_str().expect("a plain path")});
+    let mut rig = Rig::new(&deployment, &store, &options);
+    rig.step(&[(("p", &[0, 1], 8, 0, 8), &hashes)]);
+    rig.finish("p").await;
+    rig.admit("d", &hashes).await;
+    rig.step(&[(("d", &[4, 5, 6], 9, 8, 1), &hashes)]);
+    let keys: Vec<String> = hashes
+        .iter()
+        .map(|hash| rig.key(0, hash).to_string())
+        .collect();
+    rig.close().await;
+    let text = std::fs::read_to_string(&path).expect("written");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    for key in &keys {
+        for (operation, count) in [
+            ("put_start", 1),
+            ("write", 3),
+            ("put_end", 1),
+            ("get_start", 1),
+            ("read", 3),
+            ("get_end", 1),
+        ] {
+            let found = lines.iter().filter(|line| {
+                line["key"] == **key && line["operation"] == operation && line["ok"] == true
+            });
+            assert_eq!(found.count(), count, "{operation} of {key}");
+        }
+    }
+    assert_eq!(lines.len(), 20);
+}
+
 // DEV-13: what a preempted request had queued is never stored under its key.
 // contract: connector-18
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

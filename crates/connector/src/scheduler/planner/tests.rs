@@ -318,6 +318,19 @@ fn a_preempted_request_starts_over() {
 }
 
 #[test]
+fn a_request_that_ends_behind_its_preemption_is_fenced() {
+    let mut bench = bench(|_| {});
+    bench.step(&[("r", &[0, 1, 2], 20, 0, 10)], &[]);
+    let freed = bench.planner.finished(&"r".into(), S(0));
+    assert_eq!(freed, FreeBlocks::Delayed);
+    let step = bench.step(&[], &["r"]);
+    assert_eq!(
+        (step.preempted, step.finished),
+        (vec!["r".into()], vec!["r".into()])
+    );
+}
+
+#[test]
 fn errors_and_late_answers_are_misses() {
     let mut bench = bench(|_| {});
     let (_, question) = bench.matched("r", 17, 0);

@@ -1,0 +1,79 @@
+//! The connector's decisions together, against a model of the store and of an engine.
+//!
+//! Sequences of steps are drawn from a seed: new requests, chunks, late and failed look-ups, preemption,
+//! the end of requests, ranges that fail, commits that fail or whose answer is lost, objects that vanish
+//! under their readers, results that are told twice. Whatever the order: no object is readable whose
+//! bytes are not those of its key; no block counts as computed that holds anything else; every request
+//! ends once; and in the end nothing is open, reserved or allocated.
+
+mod engine;
+mod rank;
+mod world;
+
+use engine::Engine;
+use layercake_connector::options::FailurePolicy;
+use world::Draw;
+
+const SEQUENCES: u64 = 10_000;
+const STEPS: usize = 40;
+
+fn run(seed: u64) {
+    let mut draw = Draw::new(seed);
+    let policy = if draw.one_in(4) {
+        FailurePolicy::Fail
+    } else {
+        FailurePolicy::Recompute
+    };
+    let mut engine = Engine::new(policy, draw.one_in(4));
+    for _ in 0..STEPS {
+        match draw.below(10) {
+            0 | 1 => engine.arrive(&mut draw),
+            2 => engine.preempt(&mut draw),
+            3 => engine.finish_one(&mut draw),
+            4 => engine.world.evict(&mut draw),
+            5 => engine.progress(&mut draw),
+            6 => engine.answer_late(&mut draw),
+            _ => engine.step(&mut draw),
+        }
+        engine.check();
+    }
+    engine.wind_up(&mut draw);
+}
+
+// contract: connector-20
+#[test]
+fn no_sequence_leaks_serves_what_is_void_or_leaves_a_request_without_an_end() {
+    for seed in 0..SEQUENCES {
+        let result = std::panic::catch_unwind(|| run(seed));
+        assert!(result.is_ok(), "sequence {seed}");
+    }
+}
+
+#[test]
+fn the_sequences_reach_what_they_are_about() {
+    let mut draw = Draw::new(1);
+    let mut engine = Engine::new(FailurePolicy::Recompute, false);
+    for _ in 0..20_000 {
+        match draw.below(8) {
+            0 | 1 => engine.arrive(&mut draw),
+            2 if draw.one_in(3) => engine.preempt(&mut draw),
+            3 => engine.finish_one(&mut draw),
+            4 if draw.one_in(8) => engine.world.evict(&mut draw),
+            5 => engine.progress(&mut draw),
+            6 => engine.answer_late(&mut draw),
+            _ => engine.step(&mut draw),
+        }
+    }
+    engine.wind_up(&mut draw);
+    let seen = engine.seen();
+    let reached = |what: &str, count: u64| assert!(count > 20, "{what}: {count}");
+    reached("hits", seen.hits);
+    reached("loads that failed", seen.failed_loads);
+    reached("requests cut back", seen.cut_back);
+    reached("late answers", seen.late_answers);
+    reached("commits", seen.commits);
+    reached("commits whose answer was lost", seen.lost_answers);
+    reached("saves cancelled", seen.cancelled);
+    reached("saves by somebody else", seen.elsewhere);
+    reached("delayed frees", seen.delayed);
+}

@@ -1,0 +1,303 @@
+//! One rank's worker: the tracker and the convergence as the worker uses them, with chance in the place
+//! of the network.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use layercake_connector::contract::{
+    BlockHash, BlockId, RequestId, Span, StepMetadata, WorkerResults,
+};
+use layercake_connector::convergence::Convergence;
+use layercake_connector::tracker::{Begun, PutOutcome, Tracker};
+
+use crate::world::{Content, Draw, Key, Object, World};
+
+const LAYERS: usize = 3;
+
+struct Put {
+    key: Key,
+    owner: RequestId,
+    block: BlockId,
+    /// What was read from the block.
+    read: Option<Content>,
+    /// Its step has ended: it may be committed.
+    step_over: bool,
+    committing: bool,
+}
+
+pub(crate) struct Rank {
+    number: usize,
+    pub(crate) tracker: Tracker<Key>,
+    pub(crate) blocks: BTreeMap<BlockId, Content>,
+    puts: Vec<Put>,
+    ending: BTreeSet<RequestId>,
+}
+
+/// Blocks that a step computes: the table, how many blocks are there before, how many after.
+pub(crate) struct Computes<'a> {
+    pub(crate) table: &'a [BlockId],
+    pub(crate) hashes: &'a [BlockHash],
+    pub(crate) first: usize,
+    pub(crate) end: usize,
+}
+
+impl Rank {
+    pub(crate) fn new(number: usize) -> Self {
+        Self {
+            number,
+            tracker: Tracker::default(),
+            blocks: BTreeMap::new(),
+            puts: Vec::new(),
+            ending: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn step(
+        &mut self,
+        step: &StepMetadata,
+        computes: &[Computes<'_>],
+        world: &mut World,
+        draw: &mut Draw,
+    ) -> WorkerResults {
+        self.begin(step, world, draw);
+        let void = self.load(step, world, draw);
+        self.open_puts(step, world, draw);
+        for part in computes {
+            self.compute(part);
+        }
+        // Some layers are written while the step runs.
+        self.progress(world, draw);
+        let requests: Vec<_> = step.requests.iter().map(|r| r.request.clone()).collect();
+        self.tracker.cancel_users_of(&void, &requests);
+        for put in &mut self.puts {
+            put.step_over = true;
+        }
+        for request in &requests {
+            self.tracker.release_gets(request);
+        }
+        self.results(step.step, void.into_iter().collect())
+    }
+
+    fn begin(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
+        let mut over: BTreeSet<RequestId> = step.preempted.iter().cloned().collect();
+        for request in &step.preempted {
+            self.tracker.preempt(request);
+        }
+        for request in &step.finished {
+            self.tracker.finish(request);
+            self.ending.insert(request.clone());
+        }
+        for request in &step.requests {
+            match self
+                .tracker
+                .begin(&request.request, request.attempt, &request.table)
+            {
+                Begun::Continues => {}
+                Begun::StartsOver => {
+                    over.insert(request.request.clone());
+                }
+                Begun::Stale => panic!("steps come in order"),
+            }
+        }
+        // Nothing reads their blocks from here on.
+        while let Some(at) = self.puts.iter().position(|put| over.contains(&put.owner)) {
+            self.advance(at, world, draw);
+        }
+        for request in &over {
+            assert_eq!(self.tracker.unsettled(request), 0);
+        }
+    }
+
+    /// Loads, and gives the blocks that are void.
+    fn load(
+        &mut self,
+        step: &StepMetadata,
+        world: &mut World,
+        draw: &mut Draw,
+    ) -> BTreeSet<BlockId> {
+        let mut rows: Vec<(Key, Vec<BlockId>)> = Vec::new();
+        for request in &step.requests {
+            let mut wanted: Vec<(u32, Key)> = Vec::new();
+            for (index, hash) in request.load.iter().flat_map(Span::iter) {
+                wanted.push((index, (self.number, hash.clone())));
+            }
+            if request.restore > 0 {
+                let committed = self.tracker.committed(&request.request);
+                let committed = committed.take_while(|(index, _)| *index < request.restore);
+                wanted.extend(committed.map(|(index, key)| (index, key.clone())));
+            }
+            for (index, key) in wanted {
+                let block = self
+                    .tracker
+                    .block(&request.request, index)
+                    .expect("in the table");
+                self.tracker.want_get(&request.request, &key);
+                match rows.iter_mut().find(|(known, _)| *known == key) {
+                    Some((_, blocks)) if blocks.contains(&block) => {}
+                    Some((_, blocks)) => blocks.push(block),
+                    None => rows.push((key, vec![block])),
+                }
+            }
+        }
+        let blocks = rows.iter().map(|(_, blocks)| blocks.clone()).collect();
+        let mut loads = Convergence::new(blocks, LAYERS);
+        for (row, (key, _)) in rows.iter().enumerate() {
+            if !world.readable(key) {
+                loads.fail(row);
+            }
+        }
+        for layer in 0..LAYERS {
+            let alive = loads.alive(0..rows.len());
+            let mut arrived: Vec<bool> = alive.iter().map(|_| !draw.one_in(60)).collect();
+            if draw.one_in(60) {
+                arrived.pop();
+            }
+            loads.answered(layer, &alive, &arrived);
+            if draw.one_in(200) {
+                loads.abort();
+            }
+            assert!(loads.ready(layer).is_some(), "every layer ends");
+        }
+        assert!(loads.is_over());
+        for (row, (key, blocks)) in rows.iter().enumerate() {
+            let content = match world.objects.get(key) {
+                Some(Object::Complete(content)) if loads.is_alive(row) => content.clone(),
+                _ => {
+                    world.seen.failed_loads += 1;
+                    None
+                }
+            };
+            for block in blocks {
+                self.blocks.insert(*block, content.clone());
+            }
+        }
+        loads.invalid().clone()
+    }
+
+    fn open_puts(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
+        for request in &step.requests {
+            for (index, hash) in request.save.iter().flat_map(Span::iter) {
+                let key = (self.number, hash.clone());
+                let Some(block) = self.tracker.want_put(&request.request, index, &key) else {
+                    continue;
+                };
+                let refused = match world.objects.get(&key) {
+                    Some(Object::Complete(_)) => Some(PutOutcome::Elsewhere),
+                    Some(Object::Reserved) => Some(PutOutcome::Lost),
+                    None => draw.one_in(40).then_some(PutOutcome::Lost),
+                };
+                if let Some(outcome) = refused {
+                    world.seen.elsewhere += 1;
+                    assert!(self.tracker.settle(&key, outcome));
+                    continue;
+                }
+                world.objects.insert(key.clone(), Object::Reserved);
+                self.puts.push(Put {
+                    key,
+                    owner: request.request.clone(),
+                    block,
+                    read: None,
+                    step_over: false,
+                    committing: false,
+                });
+            }
+        }
+    }
+
+    /// A block is right if all before it are.
+    fn compute(&mut self, part: &Computes<'_>) {
+        for index in part.first..part.end {
+            let mut before = part.table[..index].iter().zip(part.hashes);
+            let good = before.all(|(block, hash)| self.holds(*block, hash));
+            let content = good.then(|| part.hashes[index].clone());
+            self.blocks.insert(part.table[index], content);
+        }
+    }
+
+    pub(crate) fn holds(&self, block: BlockId, hash: &BlockHash) -> bool {
+        self.blocks
+            .get(&block)
+            .is_some_and(|content| content.as_ref() == Some(hash))
+    }
+
+    /// Saves go on in the background.
+    pub(crate) fn progress(&mut self, world: &mut World, draw: &mut Draw) {
+        let mut at = 0;
+        while at < self.puts.len() {
+            if draw.one_in(2) || !self.advance(at, world, draw) {
+                at += 1;
+            }
+        }
+    }
+
+    /// One thing happens to a put. Whether it is over.
+    fn advance(&mut self, at: usize, world: &mut World, draw: &mut Draw) -> bool {
+        let put = &mut self.puts[at];
+        if put.committing {
+            let complete = Object::Complete(put.read.clone().expect("read before"));
+            let outcome = match draw.below(12) {
+                0 => {
+                    world.objects.remove(&put.key);
+                    PutOutcome::Lost
+                }
+                1 => {
+                    world.objects.insert(put.key.clone(), complete);
+                    world.seen.lost_answers += 1;
+                    PutOutcome::Lost
+                }
+                _ => {
+                    world.objects.insert(put.key.clone(), complete);
+                    world.seen.commits += 1;
+                    PutOutcome::Committed
+                }
+            };
+            self.settle(at, outcome);
+            return true;
+        }
+        let failed = draw.one_in(30);
+        if failed || !self.tracker.may_write(&put.key) {
+            world.seen.cancelled += u64::from(!failed);
+            world.objects.remove(&put.key);
+            self.settle(at, PutOutcome::Lost);
+            return true;
+        }
+        if put.read.is_none() {
+            put.read = Some(self.blocks.get(&put.block).cloned().flatten());
+        } else if put.step_over {
+            assert!(self.tracker.may_commit(&put.key));
+            put.committing = true;
+        } else {
+            // Read again: a later layer.
+            put.read = None;
+        }
+        false
+    }
+
+    fn settle(&mut self, at: usize, outcome: PutOutcome) {
+        let put = self.puts.swap_remove(at);
+        assert!(self.tracker.settle(&put.key, outcome));
+        assert!(
+            !self.tracker.settle(&put.key, PutOutcome::Committed),
+            "a second completion"
+        );
+    }
+
+    fn results(&mut self, step: u64, invalid_blocks: Vec<BlockId>) -> WorkerResults {
+        let over = |request: &RequestId| self.tracker.unsettled(request) == 0;
+        let finished: Vec<RequestId> = self
+            .ending
+            .iter()
+            .filter(|request| over(request))
+            .cloned()
+            .collect();
+        for request in &finished {
+            self.ending.remove(request);
+        }
+        WorkerResults {
+            rank: u32::try_from(self.number).expect("small"),
+            step,
+            finished,
+            invalid_blocks,
+            ..WorkerResults::default()
+        }
+    }
+}
