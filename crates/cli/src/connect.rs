@@ -62,15 +62,3 @@ pub(crate) fn few_threads() -> usize {
 
 /// Longest time for leaving a master in order.
 pub(crate) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-
-/// A node that was not heard of for this long is late, given the members' time to live (zero: not
-/// known). Members report five times in that time: a late one has missed two reports, and is given up
-/// in as much time again.
-pub(crate) fn late_after(client_ttl: Duration) -> Duration {
-    const USUAL_TTL: Duration = Duration::from_secs(10);
-    if client_ttl.is_zero() {
-        USUAL_TTL / 2
-    } else {
-        client_ttl / 2
-    }
-}

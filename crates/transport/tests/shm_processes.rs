@@ -166,7 +166,7 @@ fn bytes_arrive_in_another_process_mapped_or_by_address() {
 }
 
 #[test]
-fn a_forged_capability_or_range_is_refused_and_counted_in_the_owner() {
+fn dev_08_a_forged_capability_or_range_is_refused_and_counted_in_the_owner_over_shm() {
     let engine = engine(shm_only());
     let (mut owner, remote) = start_owner("owner", "allocate 4096 10");
     let mine = engine
@@ -200,7 +200,7 @@ fn patient_engine() -> Engine {
 
 // contract: transport-8, transport-9
 #[test]
-fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
+fn dev_07_an_owner_killed_in_mid_traffic_ends_transfers_with_an_error_over_shm() {
     for request in ["allocate 3000000 1", "register 3000000 1"] {
         // No deadline tells what the owner's end tells.
         let engine = patient_engine();
@@ -245,7 +245,7 @@ fn an_owner_killed_in_mid_traffic_is_noticed_soon() {
 
 // contract: transport-8
 #[test]
-fn a_stopped_owner_does_not_stop_copies_of_what_is_open() {
+fn dev_07_what_is_done_over_shm_is_applied_though_the_owner_stands_still() {
     let mut config = EngineConfig {
         transports: shm_only(),
         ..EngineConfig::default()

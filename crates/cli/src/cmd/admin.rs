@@ -1,6 +1,6 @@
 //! What operators ask a running cluster: `ls`, `stat`, `rm`, `segments`, `health`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -10,7 +10,7 @@ use layercake_protocol::report::{ObjectStat, SegmentStat};
 use layercake_store::link::MasterLink;
 use serde_json::{Value, json};
 
-use super::show;
+use super::{nodes, show};
 use crate::config::programs::{Common, ToolSettings};
 use crate::config::{Flags, Settings as _, Sources, Value as _};
 use crate::connect::{self, Trust};
@@ -348,8 +348,8 @@ pub(crate) fn health(options: &Plain, sources: &Sources) -> Result<()> {
     let (status, segments) = with_link(&options.tool, sources, async |link| {
         Ok((link.status().await?, link.segments().await?))
     })?;
-    let late_after = connect::late_after(status.client_ttl);
-    let late = late_nodes(&segments, late_after);
+    let late_after = nodes::late_after(status.client_ttl);
+    let late = nodes::late(&segments, late_after);
     let heard_of = |stat: &SegmentStat| stat.heartbeat_age <= late_after;
     let ok = status.segments > 0 && segments.iter().any(heard_of);
     if options.tool.json {
@@ -392,15 +392,6 @@ pub(crate) fn health(options: &Plain, sources: &Sources) -> Result<()> {
         bail!("no node was heard of in the last {}", late_after.show());
     }
     Ok(())
-}
-
-/// Nodes that were not heard of for longer than `late_after`, each once, however many segments it lends.
-fn late_nodes(segments: &[SegmentStat], late_after: Duration) -> BTreeSet<&str> {
-    segments
-        .iter()
-        .filter(|stat| stat.heartbeat_age > late_after)
-        .map(|stat| stat.segment.name.as_str())
-        .collect()
 }
 
 trait ShowSeconds {

@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod master;
 pub(crate) mod node;
+mod nodes;
 pub(crate) mod replay;
 mod show;
 pub(crate) mod workload;

@@ -13,7 +13,7 @@ use crate::shm_support::*;
 
 // contract: transport-5
 #[test]
-fn what_a_peer_may_not_do_is_refused_and_counted_by_the_owner() {
+fn dev_08_what_a_peer_may_not_do_is_refused_and_counted_by_the_owner_over_shm() {
     let scene = scene(10_000, READ_WRITE);
     let before = content(&scene.theirs);
     scene.mine.copy_in(0, &pattern(9, 10_000)).expect("inside");

@@ -25,7 +25,6 @@ pub(crate) mod worker;
 mod workers;
 pub(crate) mod workload;
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -49,6 +48,7 @@ use self::report::{Conditions, MasterCounts, Report};
 use self::run::{Outcome, Run};
 use self::trace::Trace;
 use self::workers::Workers;
+use super::nodes;
 use crate::config::programs::{Common, TransportSettings};
 use crate::config::{ByteSize, Settings as _, Sources};
 use crate::connect::{self, LEAVE_WITHIN, Trust};
@@ -233,10 +233,7 @@ impl Replay<'_> {
         if before.segments == 0 {
             bail!("the cluster of {address} has no memory: start a node first");
         }
-        // A node may lend several segments: they carry its name.
-        let segments = link.segments().await?;
-        let names: BTreeSet<_> = segments.iter().map(|stat| &stat.segment.name).collect();
-        let nodes = names.len() as u64;
+        let nodes = nodes::names(&link.segments().await?).len() as u64;
         let workers = self.start_workers(processes, &address).await?;
         let run = Run {
             trace: &self.trace,
