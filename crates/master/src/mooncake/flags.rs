@@ -144,7 +144,7 @@ pub const FLAGS: &[Flag] = &[
         "enable_metadata_cleanup_on_timeout",
         Switch,
         Ignored(
-            "nothing of this package keeps its addresses in the metadata server, so nothing has to be cleaned up there",
+            "an engine takes its entry away when it ends, and a killed one's is replaced by its successor's",
         ),
     ),
     flag(

@@ -19,10 +19,14 @@ mod store;
 
 use pyo3::prelude::*;
 
+use crate::logs;
+
 type Fill = fn(&Bound<'_, PyModule>) -> PyResult<()>;
 
 /// Adds the submodules to the native module.
 pub(crate) fn add(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    // Callers get a bare code: why a setting was refused stands in the log, also before anything runs.
+    logs::start();
     let fills: [(&str, Fill); 3] = [
         ("mooncake_store", store::fill),
         ("mooncake_engine", engine::fill),

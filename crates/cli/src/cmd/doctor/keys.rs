@@ -60,7 +60,9 @@ pub(super) fn metadata(text: &str) -> Verdict {
     if text == "P2PHANDSHAKE" {
         used("engines find each other by address")
     } else if text.starts_with("http://") || text.starts_with("https://") {
-        no_effect("accepted; engines find each other by address and keep nothing there")
+        used(
+            "transfer engines leave their names there; the clients of a store are known to its master",
+        )
     } else {
         refused("write \"P2PHANDSHAKE\": engines find each other by address, without etcd or Redis")
     }

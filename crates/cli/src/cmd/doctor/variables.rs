@@ -124,7 +124,7 @@ const NO_EFFECT: &[Listed] = &[
         ],
     ),
     (
-        "engines find each other by address and keep nothing in a metadata server",
+        "at an HTTP metadata server, engines leave only where they are",
         &[
             "MC_DISABLE_METACACHE",
             "MC_HANDSHAKE_CONNECT_TIMEOUT",

@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::http::{self, Admin, QuotaFile};
@@ -58,23 +58,67 @@ fn with_causes(error: &Error) -> String {
     text
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// What a process waits for when all is well.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Stop {
+    /// Listens from now on.
+    fn listen() -> Result<Self, Failed> {
+        let listen = |kind| signal(kind).map_err(Failed::Signals);
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Runs a master until SIGTERM or SIGINT.
 pub(super) fn run(settings: Settings) -> Result<(), Failed> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    block_on(threads, serve(settings))
+}
+
+/// Runs a metadata server alone until SIGTERM or SIGINT.
+pub(super) fn run_metadata(address: &Address) -> Result<(), Failed> {
+    block_on(1, async {
+        let mut stop = Stop::listen()?;
+        let listener = listener("host", address).await?;
+        let token = CancellationToken::new();
+        tokio::select! {
+            () = http::serve(listener, http::metadata(), token) => {}
+            () = stop.wait() => {}
+        }
+        Ok(())
+    })
+}
+
+fn block_on(
+    threads: usize,
+    program: impl Future<Output = Result<(), Failed>>,
+) -> Result<(), Failed> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("mooncake-master")
         .enable_all()
         .build()
         .map_err(Failed::Runtime)?;
-    let served = runtime.block_on(serve(settings));
+    let ended = runtime.block_on(program);
     runtime.shutdown_timeout(Duration::from_millis(200));
-    served
+    ended
 }
 
 async fn serve(settings: Settings) -> Result<(), Failed> {
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failed::Signals)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failed::Signals)?;
+    let mut stopped = Stop::listen()?;
     let token = match std::env::var(ENV_TOKEN) {
         Ok(text) => {
             let token = SharedToken::new(&text);
@@ -120,14 +164,7 @@ async fn serve(settings: Settings) -> Result<(), Failed> {
     if let Some(metadata) = metadata {
         servers.spawn(http::serve(metadata, http::metadata(), stop.clone()));
     }
-    let served = master
-        .serve(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        })
-        .await;
+    let served = master.serve(stopped.wait()).await;
     stop.cancel();
     // Connections that idle are not waited for.
     servers.shutdown().await;
