@@ -254,3 +254,40 @@ else:
         for call in WRONG_TYPES
     )
     in_a_child(master, "", calls.replace("{", "{{").replace("}", "}}"))
+
+
+ODD = {
+    "store.put_batch(['odd-a', ''], [b'x', b'y'])": -600,
+    "store.batch_is_exist(['odd-a', ''])": [1, 0],
+    "store.get_size('')": -704,
+    "store.batch_remove(['', 'none'])": [-704, -704],
+    "store.get_into('', good, 10)": -704,
+    "store.batch_get_session_start([''])": [-704],
+    "store.batch_put_from(('odd-b',), (good,), range(10, 11))": [0],
+    "store.get_into_ranges([good, good], [['odd-b']], [[[0]]], [[[0]]], [[[1]]])": [[[-600]], [[-600]]],
+    "store.get_into_ranges([good], [['odd-b', 'none']], [[[0], [0]]], [[[0], [0]]], [[[1], [1]]])": [[[-600], [-704]]],
+    "store.put('odd-c', b'x', config(group_ids=[]))": -600,
+    "store.put('odd-c', b'x', config(soft_pin_ttl_ms=5))": -600,
+    "store.put('odd-c', b'x', config(prefer_alloc_in_same_node=True))": 0,
+    "store.remove('odd-c', 1)": 0,
+    "memoryview(store.get_buffer('odd-a')).format": "b",
+    "store.query_task((1, 2))": (None, -1400),
+}
+
+
+def test_answers_to_odd_arguments_are_mooncake_s(master):
+    calls = "\n".join(f"found.append({call})" for call in ODD)
+    code = f"""
+def config(**fields):
+    made = ReplicateConfig()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+store = new()
+good, found = alloc(4096), []
+{calls}
+print(repr(found))
+"""
+    # The destination of ranges is not registered here, which is one more refusal.
+    assert check(code, master).strip() == repr(list(ODD.values()))

@@ -1,10 +1,10 @@
 //! Integers: addresses, sizes and offsets.
 
 use pyo3::Borrowed;
-use pyo3::buffer::ElementType;
+use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
+use pyo3::types::{PyBool, PyInt, PyList, PySequence, PyString, PyTuple};
 
 use super::{export, wrong_type};
 
@@ -21,6 +21,21 @@ impl<'py> FromPyObject<'_, 'py> for Int {
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         int(&obj).map(Self)
+    }
+}
+
+/// A truth value: a bool, or an int or `None` that stands for one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flag(pub(crate) bool);
+
+impl<'py> FromPyObject<'_, 'py> for Flag {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if obj.is_none() || obj.is_instance_of::<PyInt>() {
+            return obj.is_truthy().map(Self);
+        }
+        Err(wrong_type(&obj, "a bool"))
     }
 }
 
@@ -76,7 +91,10 @@ pub(super) fn append(obj: &Bound<'_, PyAny>, values: &mut Vec<u64>) -> PyResult<
         }
         return Ok(());
     }
-    let array = IntArray::of(obj, ACCEPTED_LIST)?;
+    let Some(buffer) = export(obj) else {
+        return append_sequence(obj, values);
+    };
+    let array = IntArray::read(obj.py(), buffer, ACCEPTED_LIST)?;
     if array.shape.len() != 1 {
         return Err(PyTypeError::new_err(format!(
             "{ACCEPTED_LIST} is needed, not an array of {} dimensions",
@@ -85,6 +103,19 @@ pub(super) fn append(obj: &Bound<'_, PyAny>, values: &mut Vec<u64>) -> PyResult<
     }
     values.extend_from_slice(&array.values);
     Ok(())
+}
+
+/// Appends the integers of a sequence without a buffer that is no text: a `range`, say.
+fn append_sequence(obj: &Bound<'_, PyAny>, values: &mut Vec<u64>) -> PyResult<()> {
+    match obj.cast::<PySequence>() {
+        Ok(sequence) if !obj.is_instance_of::<PyString>() => {
+            for item in sequence.try_iter()? {
+                values.push(int(&item?)?);
+            }
+            Ok(())
+        }
+        _ => Err(wrong_type(obj, ACCEPTED_LIST)),
+    }
 }
 
 /// The integers of an object with the buffer protocol, in C order.
@@ -96,10 +127,13 @@ pub(super) struct IntArray {
 impl IntArray {
     /// Takes a copy; `accepted` says in a `TypeError` what the argument may be.
     pub(super) fn of(obj: &Bound<'_, PyAny>, accepted: &str) -> PyResult<Self> {
-        let Some(buffer) = export(obj) else {
-            return Err(wrong_type(obj, accepted));
-        };
-        let py = obj.py();
+        match export(obj) {
+            Some(buffer) => Self::read(obj.py(), buffer, accepted),
+            None => Err(wrong_type(obj, accepted)),
+        }
+    }
+
+    fn read(py: Python<'_>, buffer: PyUntypedBuffer, accepted: &str) -> PyResult<Self> {
         let shape = buffer.shape().to_vec();
         let values = match ElementType::from_format(buffer.format()) {
             ElementType::UnsignedInteger { bytes: 8 } => buffer.into_typed::<u64>()?.to_vec(py)?,

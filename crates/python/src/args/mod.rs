@@ -9,7 +9,8 @@
 //! | type | accepts |
 //! |---|---|
 //! | [`Int`] | `int`, and objects with `__index__` such as numpy's integers |
-//! | [`Ints`] | a list or tuple of those; a one-dimensional buffer of 4 or 8 byte integers (numpy, `array`) |
+//! | [`Ints`] | a list, tuple or other sequence of those; a one-dimensional buffer of 4 or 8 byte integers (numpy, `array`) |
+//! | [`Flag`] | `bool`, or an `int` or `None` that stands for one |
 //! | [`Ragged`] | a list or tuple of what `Ints` takes; a two-dimensional such buffer |
 //! | [`Key`], [`OneKey`], [`Keys`] | `str`, or `bytes` that are UTF-8; a list or tuple of those |
 //! | [`Size`], [`Seconds`] | `int` or a text with a unit; `float` or `int` |
@@ -25,7 +26,7 @@ mod ragged;
 mod size;
 
 pub(crate) use bytes::{Bytes, BytesMut, Value};
-pub(crate) use ints::{Int, Ints};
+pub(crate) use ints::{Flag, Int, Ints};
 pub(crate) use keys::{Key, Keys, OneKey};
 pub(crate) use ragged::Ragged;
 pub(crate) use size::{Seconds, Size};

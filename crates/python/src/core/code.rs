@@ -101,5 +101,8 @@ pub(crate) fn count(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
+/// No such object, as a result: what can't be a key has none.
+pub(crate) const ABSENT: i64 = ResultCode::NOT_FOUND.value() as i64;
+
 /// A bad argument, as a result.
 pub(crate) const INVALID: i64 = ResultCode::INVALID_ARGUMENT.value() as i64;

@@ -9,7 +9,7 @@ use layercake_store::{GetOptions, GetSession, RangeRead, StoreError};
 use parking_lot::RwLock;
 
 use super::StoreCore;
-use super::code::{self, Call, INVALID};
+use super::code::{self, ABSENT, Call, INVALID};
 use crate::args::{Keys, Ragged};
 use crate::memory::Use;
 
@@ -50,8 +50,7 @@ impl StoreCore {
             codes.collect()
         };
         drop(old);
-        // What can't be a key has no object.
-        keys.align(codes, |_| ResultCode::NOT_FOUND.as_result())
+        keys.align(codes, |_| ABSENT)
     }
 
     /// Reads ranges, without the master: bytes or a code for each entry. A key may be there more than

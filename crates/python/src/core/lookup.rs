@@ -5,7 +5,7 @@ use layercake_protocol::replica::Recency;
 use layercake_store::StoreError;
 
 use super::StoreCore;
-use super::code::{self, Call, INVALID};
+use super::code::{self, ABSENT, Call};
 use crate::args::Keys;
 
 /// One replica, for people.
@@ -40,7 +40,7 @@ impl StoreCore {
             Ok(size) => code::count(size),
             Err(error) => code::of(&error, Call::Question),
         });
-        keys.align(sizes.collect(), |_| INVALID)
+        keys.align(sizes.collect(), |_| ABSENT)
     }
 
     /// Where the replicas of objects lie; an entry that can't be told is left out as `None`.
@@ -64,7 +64,7 @@ impl StoreCore {
     /// Removes objects, in order: a key that is named again is not there any more.
     pub(crate) fn remove(&self, keys: &Keys, force: bool) -> Vec<i64> {
         let done = self.block(self.client().remove(keys.good(), force));
-        keys.align(done.into_iter().map(outcome).collect(), |_| INVALID)
+        keys.align(done.into_iter().map(outcome).collect(), |_| ABSENT)
     }
 
     /// Takes the replicas in the segment of this name away, and objects that have no other: 0 or a code for each.
@@ -73,7 +73,7 @@ impl StoreCore {
             let done = self.block(self.client().drop_replica(key, segment));
             outcome(done)
         });
-        keys.align(dropped.collect(), |_| INVALID)
+        keys.align(dropped.collect(), |_| ABSENT)
     }
 
     /// Removes objects whose key the regular expression matches anywhere; gives their number.

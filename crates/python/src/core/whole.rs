@@ -16,7 +16,7 @@ use layercake_store::{
 use layercake_transport::LocalSlice;
 
 use super::StoreCore;
-use super::code::{self, Call, INVALID};
+use super::code::{self, ABSENT, Call, INVALID};
 use crate::args::Keys;
 use crate::memory::Use;
 
@@ -103,7 +103,7 @@ impl StoreCore {
             .map(|session| session.map_err(|error| code::of(&error, Call::WholeRead)));
         OpenGets {
             core: self,
-            sessions: keys.align(sessions.collect(), |_| Err(INVALID)),
+            sessions: keys.align(sessions.collect(), |_| Err(ABSENT)),
         }
     }
 

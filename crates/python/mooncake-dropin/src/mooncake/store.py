@@ -175,5 +175,7 @@ class MooncakeDistributedStore(ParallelCalls, UnsupportedCalls, _native.Mooncake
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
         """How a copy or a move that this client began stands, and 0; or ``None`` and a code."""
-        state, code = self._query_task(task_id)
+        if not isinstance(task_id, (tuple, list)) or len(task_id) != 2:
+            raise TypeError(f"the id of a task is two ints, not {task_id!r}")
+        state, code = self._query_task(*task_id)
         return (state and QueryTaskResponse._of(task_id, *state), code)

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 use super::PyMooncakeStore;
 use super::config::{Plan, PyConfig};
-use crate::args::{Ints, Keys, Ragged};
+use crate::args::{Flag, Ints, Keys, Ragged};
 use crate::core::StoreCore;
 use crate::core::code::{Call, INVALID};
 use crate::core::whole::PutItem;
@@ -167,14 +167,14 @@ impl PyMooncakeStore {
     }
 
     /// Reads whole objects, each into several buffers with room for exactly its bytes: the size or a code for each key.
-    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node = false))]
+    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node = Flag(false)))]
     fn batch_get_into_multi_buffers(
         &self,
         py: Python<'_>,
         keys: Keys,
         all_buffer_ptrs: Ragged,
         all_sizes: Ragged,
-        prefer_alloc_in_same_node: bool,
+        prefer_alloc_in_same_node: Flag,
     ) -> PyResult<Vec<i64>> {
         // Nothing is allocated to read: bytes go where they belong.
         let _ = prefer_alloc_in_same_node;

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use pyo3::Borrowed;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyString};
+use pyo3::types::PyString;
 
-use crate::args::Int;
+use crate::args::{Flag, Int};
 use crate::core::code::INVALID;
 
 /// The native half of `ReplicateConfig`.
@@ -73,11 +73,16 @@ impl Plan {
             return Ok(Self::default());
         };
         let fields = config.get().0.lock().clone();
+        let groups_fit = fields
+            .group_ids
+            .as_ref()
+            .is_none_or(|ids| ids.len() == keys);
         let groups = fields.group_ids.unwrap_or_default();
-        let groups_fit = groups.is_empty() || groups.len() == keys;
+        let soft_pin = fields.soft_pin_action == ENABLE;
+        let life_of_nothing = fields.soft_pin_ttl_ms.is_some() && !soft_pin;
         // Replicas on drives of other hosts and in file systems: there are none here.
         let elsewhere = fields.nof_replica_num > 0 || fields.dfs_replica_num > 0;
-        if fields.replica_num == 0 || !groups_fit || elsewhere {
+        if fields.replica_num == 0 || !groups_fit || elsewhere || life_of_nothing {
             return Err(INVALID);
         }
         let first = Some(fields.preferred_segment).filter(|name| !name.is_empty());
@@ -86,7 +91,7 @@ impl Plan {
                 replicas: u32::try_from(fields.replica_num).unwrap_or(u32::MAX),
                 preferred_segments: first.into_iter().chain(fields.preferred_segments).collect(),
                 prefer_same_node: fields.prefer_alloc_in_same_node,
-                soft_pin: fields.soft_pin_action == ENABLE,
+                soft_pin,
                 soft_pin_ttl: fields.soft_pin_ttl_ms.map(Duration::from_millis),
                 hard_pin: fields.with_hard_pin,
             },
@@ -99,20 +104,6 @@ impl Plan {
 
     pub(super) fn group(&self, index: usize) -> Option<String> {
         self.groups.get(index).cloned().flatten()
-    }
-}
-
-/// A truth value: a bool, or an int that stands for one.
-struct Flag(bool);
-
-impl<'py> FromPyObject<'_, 'py> for Flag {
-    type Error = PyErr;
-
-    fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if obj.is_instance_of::<PyBool>() || obj.is_instance_of::<PyInt>() {
-            return obj.is_truthy().map(Self);
-        }
-        Err(PyTypeError::new_err("a bool is needed"))
     }
 }
 

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use super::PyMooncakeStore;
-use crate::args::{Keys, OneKey};
+use crate::args::{Flag, Keys, OneKey};
 use crate::core::code::INVALID;
 
 /// Size, offset in the segment, and address of the owner.
@@ -46,15 +46,15 @@ impl PyMooncakeStore {
     }
 
     /// Removes an object; a leased one only with ``force``.
-    #[pyo3(signature = (key, force = false))]
-    fn remove(&self, py: Python<'_>, key: OneKey, force: bool) -> PyResult<i64> {
-        self.code(py, |core| core.remove(&key.0, force))
+    #[pyo3(signature = (key, force = Flag(false)))]
+    fn remove(&self, py: Python<'_>, key: OneKey, force: Flag) -> PyResult<i64> {
+        self.code(py, |core| core.remove(&key.0, force.0))
     }
 
     /// As ``remove`` for many, in order.
-    #[pyo3(signature = (keys, force = false))]
-    fn batch_remove(&self, py: Python<'_>, keys: Keys, force: bool) -> PyResult<Vec<i64>> {
-        self.codes(py, keys.len(), |core| core.remove(&keys, force))
+    #[pyo3(signature = (keys, force = Flag(false)))]
+    fn batch_remove(&self, py: Python<'_>, keys: Keys, force: Flag) -> PyResult<Vec<i64>> {
+        self.codes(py, keys.len(), |core| core.remove(&keys, force.0))
     }
 
     /// Takes the replicas in a segment away, and objects that have no other: 0 or a code for each key.
@@ -64,16 +64,16 @@ impl PyMooncakeStore {
 
     /// Removes the objects whose keys the regular expression matches anywhere; leased ones only with ``force``.
     /// Gives their number.
-    #[pyo3(signature = (regex_pattern, force = false))]
-    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: &str, force: bool) -> PyResult<i64> {
+    #[pyo3(signature = (regex_pattern, force = Flag(false)))]
+    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: &str, force: Flag) -> PyResult<i64> {
         self.answer(py, INVALID, |core| {
-            core.remove_matching(regex_pattern, force)
+            core.remove_matching(regex_pattern, force.0)
         })
     }
 
     /// Removes all objects; leased ones only with ``force``. Gives their number.
-    #[pyo3(signature = (force = false))]
-    fn remove_all(&self, py: Python<'_>, force: bool) -> PyResult<i64> {
-        self.answer(py, INVALID, |core| core.remove_all(force))
+    #[pyo3(signature = (force = Flag(false)))]
+    fn remove_all(&self, py: Python<'_>, force: Flag) -> PyResult<i64> {
+        self.answer(py, INVALID, |core| core.remove_all(force.0))
     }
 }

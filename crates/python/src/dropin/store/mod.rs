@@ -28,7 +28,7 @@ use pyo3::types::PyDict;
 
 use self::config::PyConfig;
 use self::settings::Arguments;
-use crate::args::Int;
+use crate::args::{Flag, Int};
 use crate::core::code::{self, INVALID};
 use crate::core::{Health, StoreCore};
 use crate::memory::PyBufferHandle;
@@ -191,7 +191,7 @@ impl PyMooncakeStore {
     /// Returns:
     ///     0, or a negative code, with the reason on standard error.
     #[expect(clippy::too_many_arguments, reason = "they are positional in Mooncake")]
-    #[pyo3(signature = (local_hostname = None, metadata_server = None, global_segment_size = None, local_buffer_size = None, protocol = None, rdma_devices = None, master_server_addr = None, engine = None, enable_ssd_offload = false, ssd_offload_path = "", tenant_id = "default", enable_client_http_server = false, client_http_port = Int(9300), *, config = None))]
+    #[pyo3(signature = (local_hostname = None, metadata_server = None, global_segment_size = None, local_buffer_size = None, protocol = None, rdma_devices = None, master_server_addr = None, engine = None, enable_ssd_offload = Flag(false), ssd_offload_path = "", tenant_id = "default", enable_client_http_server = Flag(false), client_http_port = Int(9300), *, config = None))]
     fn setup(
         &self,
         py: Python<'_>,
@@ -203,10 +203,10 @@ impl PyMooncakeStore {
         rdma_devices: Option<String>,
         master_server_addr: Option<String>,
         engine: Option<Bound<'_, PyAny>>,
-        enable_ssd_offload: bool,
+        enable_ssd_offload: Flag,
         ssd_offload_path: &str,
         tenant_id: &str,
-        enable_client_http_server: bool,
+        enable_client_http_server: Flag,
         client_http_port: Int,
         config: Option<Bound<'_, PyDict>>,
     ) -> PyResult<i64> {
@@ -232,9 +232,9 @@ impl PyMooncakeStore {
             capacity: settings::needed("global_segment_size", global_segment_size)?.0,
             protocol: settings::needed("protocol", protocol)?,
             master: settings::needed("master_server_addr", master_server_addr)?,
-            offload: enable_ssd_offload,
+            offload: enable_ssd_offload.0,
             tenant: tenant_id.to_owned(),
-            http: enable_client_http_server,
+            http: enable_client_http_server.0,
         };
         self.open(
             py,

@@ -57,8 +57,7 @@ impl PyMooncakeStore {
         config: Option<&Bound<'_, PyConfig>>,
         replace: bool,
     ) -> PyResult<i64> {
-        let bad_key = keys.iter().any(|key| key.is_err());
-        if values.len() != keys.len() || bad_key || values.iter().any(|value| value.len() == 0) {
+        if values.len() != keys.len() || values.iter().any(|value| value.len() == 0) {
             return Ok(INVALID);
         }
         let values: Vec<Vec<Value>> = values.into_iter().map(|value| vec![value]).collect();

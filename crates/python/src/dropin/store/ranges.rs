@@ -131,30 +131,32 @@ impl PyMooncakeStore {
         all_src_offsets: Vec<Ragged>,
         all_sizes: Vec<Ragged>,
     ) -> PyResult<Vec<Answers>> {
-        let mut dst = all_dst_offsets.into_iter();
-        let mut src = all_src_offsets.into_iter();
-        let mut sizes = all_sizes.into_iter();
-        let mut starts = buffer_ptrs.0.into_iter();
-        let fit = [dst.len(), src.len(), sizes.len(), starts.len()]
-            .iter()
-            .all(|len| *len == all_keys.len());
-        let buffers: Vec<Buffer> = all_keys
+        let lens = [
+            all_keys.len(),
+            all_dst_offsets.len(),
+            all_src_offsets.len(),
+            all_sizes.len(),
+        ];
+        if lens.iter().any(|len| *len != buffer_ptrs.0.len()) {
+            return Ok(vec![vec![vec![INVALID]]; buffer_ptrs.0.len()]);
+        }
+        let lists = all_dst_offsets
             .into_iter()
-            .map(|keys| Buffer {
-                start: starts.next().unwrap_or(0),
+            .zip(all_src_offsets)
+            .zip(all_sizes);
+        let buffers = buffer_ptrs.0.into_iter().zip(all_keys).zip(lists);
+        let buffers: Vec<Buffer> = buffers
+            .map(|((start, keys), ((dst, src), sizes))| Buffer {
+                start,
                 keys,
-                dst: dst.next().unwrap_or_default(),
-                src: src.next().unwrap_or_default(),
-                sizes: sizes.next().unwrap_or_default(),
+                dst,
+                src,
+                sizes,
             })
             .collect();
-        let refused = || buffers.iter().map(Buffer::refused).collect();
-        if !fit {
-            return Ok(refused());
-        }
         match self.core()? {
             Some(core) => Ok(py.detach(|| read(&core, &buffers))),
-            None => Ok(refused()),
+            None => Ok(buffers.iter().map(Buffer::refused).collect()),
         }
     }
 }

@@ -6,7 +6,7 @@ use layercake_protocol::code::ResultCode;
 use pyo3::prelude::*;
 
 use super::PyMooncakeStore;
-use crate::args::OneKey;
+use crate::args::{Int, OneKey};
 use crate::core::code::INVALID;
 use crate::core::{Job, TaskId, TaskStatus};
 
@@ -58,11 +58,11 @@ impl PyMooncakeStore {
     }
 
     /// How a task stands, or ``None`` and a code.
-    fn _query_task(&self, id: Id) -> PyResult<(Option<State>, i64)> {
+    fn _query_task(&self, high: Int, low: Int) -> PyResult<(Option<State>, i64)> {
         let Some(core) = self.core()? else {
             return Ok((None, INVALID));
         };
-        let Some(task) = core.task(TaskId(id.0, id.1)) else {
+        let Some(task) = core.task(TaskId(high.0, low.0)) else {
             return Ok((None, ResultCode::NO_TASK.as_result()));
         };
         let status = match task.status {
