@@ -23,7 +23,7 @@ use tokio::task::block_in_place;
 
 use crate::cluster::PATIENCE;
 
-const BLOCKS: u64 = 32;
+pub(crate) const BLOCKS: u64 = 32;
 /// Distance of blocks beyond their entry's length.
 const GAP: u64 = 8;
 
@@ -133,7 +133,16 @@ impl Rig {
 
     /// A step from its plan to its results. Whole blocks that it computes get their bytes layer by layer.
     pub(crate) fn step(&mut self, parts: &[(Part<'_>, &[BlockHash])]) -> Absorbed {
-        let metadata = self.plan(parts, &[]);
+        self.step_after(parts, &[])
+    }
+
+    /// A step before which these requests lost their blocks.
+    pub(crate) fn step_after(
+        &mut self,
+        parts: &[(Part<'_>, &[BlockHash])],
+        preempted: &[&str],
+    ) -> Absorbed {
+        let metadata = self.plan(parts, preempted);
         let results: Vec<_> = self
             .ranks
             .iter_mut()
@@ -235,13 +244,19 @@ impl Rank {
         results
     }
 
-    /// Fills a layer of the blocks that a step computes; the others are left as they are.
+    /// Fills a layer of the blocks that a step computes, from what is before them.
     pub(crate) fn compute(&self, layer: usize, parts: &[(Part<'_>, &[BlockHash])]) {
         for ((_, table, _, computed, scheduled), hashes) in parts {
             let first = usize::try_from(computed / 4).expect("small");
             let end = usize::try_from((computed + scheduled) / 4).expect("small");
             for index in first..end.min(hashes.len()) {
-                self.fill(layer, table[index], &hashes[index]);
+                let mut before = table[..index].iter().zip(*hashes);
+                if before.all(|(block, hash)| self.has_layer(layer, *block, hash)) {
+                    self.fill(layer, table[index], &hashes[index]);
+                } else {
+                    // What follows from void bytes is void.
+                    self.fill(layer, table[index], &BlockHash::new(b"void"));
+                }
             }
         }
     }
@@ -257,13 +272,16 @@ impl Rank {
     }
 
     fn has(&self, block: BlockId, hash: &BlockHash) -> bool {
-        self.layers.iter().all(|(spec, memories)| {
-            spec.entries.iter().zip(memories).all(|(entry, memory)| {
-                let mut found = vec![0; usize::try_from(entry.len).expect("small")];
-                let at = block * (entry.len + GAP);
-                memory.copy_out(at, &mut found).expect("inside");
-                found == self.bytes(spec.physical, &entry.name, entry.len, hash)
-            })
+        (0..self.layers.len()).all(|layer| self.has_layer(layer, block, hash))
+    }
+
+    fn has_layer(&self, layer: usize, block: BlockId, hash: &BlockHash) -> bool {
+        let (spec, memories) = &self.layers[layer];
+        spec.entries.iter().zip(memories).all(|(entry, memory)| {
+            let mut found = vec![0; usize::try_from(entry.len).expect("small")];
+            let at = block * (entry.len + GAP);
+            memory.copy_out(at, &mut found).expect("inside");
+            found == self.bytes(spec.physical, &entry.name, entry.len, hash)
         })
     }
 
