@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod helper;
+mod one_key;
 pub(crate) mod port;
 pub(crate) mod proxy;
 
@@ -18,13 +19,10 @@ use std::time::Duration;
 use layercake_master::{Master, MasterConfig, Monitor};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_protocol::replica::ReplicateConfig;
 use layercake_store::link::{LinkConfig, MasterLink};
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
-use layercake_store::{
-    ClientConfig, GetSession, PutSession, Range, RangeRead, RangeWrite, ReadDone, StoreClient,
-    StoreError,
-};
+use layercake_store::{ClientConfig, StoreClient, StoreError};
 use layercake_transport::{
     Access, Batch, Direction, Engine, EngineConfig, LocalSlice, Memory, Piece, RemoteSlice,
     TransportKind, TransportSet,
@@ -35,6 +33,7 @@ use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use one_key::OneKey;
 use port::Port;
 
 /// How long a test waits for anything that must happen.
@@ -404,96 +403,6 @@ pub(crate) fn replicas(count: u32) -> ReplicateConfig {
     ReplicateConfig {
         replicas: count,
         ..ReplicateConfig::default()
-    }
-}
-
-/// Short-hands on one key.
-pub(crate) trait OneKey {
-    async fn start_put(&self, key: &ObjectKey, size: u64) -> Result<PutSession, StoreError>;
-    async fn start_get(&self, key: &ObjectKey) -> Result<GetSession, StoreError>;
-    async fn write(
-        &self,
-        session: &PutSession,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<u64, StoreError>;
-    async fn read(
-        &self,
-        session: &GetSession,
-        offset: u64,
-        len: u64,
-    ) -> Result<(ReadDone, Vec<u8>), StoreError>;
-    async fn end(&self, session: PutSession) -> Result<(), StoreError>;
-    async fn store(&self, key: &ObjectKey, bytes: &[u8]);
-    async fn has(&self, key: &ObjectKey) -> bool;
-    async fn load(&self, key: &ObjectKey) -> Result<Vec<u8>, StoreError>;
-}
-
-impl OneKey for StoreClient {
-    async fn start_put(&self, key: &ObjectKey, size: u64) -> Result<PutSession, StoreError> {
-        let entry = PutStart::new(key.clone(), size);
-        one(self
-            .start_puts(vec![entry], &one_replica(), Recency::default())
-            .await)
-    }
-
-    async fn start_get(&self, key: &ObjectKey) -> Result<GetSession, StoreError> {
-        one(self
-            .start_gets(std::slice::from_ref(key), Recency::default())
-            .await)
-    }
-
-    async fn write(
-        &self,
-        session: &PutSession,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<u64, StoreError> {
-        let local = whole(&buffer(self.engine(), bytes.to_vec()));
-        let ranges = vec![Range { offset, local }];
-        one(self
-            .write_ranges(vec![RangeWrite { session, ranges }])
-            .await)
-    }
-
-    async fn read(
-        &self,
-        session: &GetSession,
-        offset: u64,
-        len: u64,
-    ) -> Result<(ReadDone, Vec<u8>), StoreError> {
-        let memory = buffer(self.engine(), pattern(u64::MAX, len));
-        let ranges = vec![Range {
-            offset,
-            local: whole(&memory),
-        }];
-        let done = one(self.read_ranges(vec![RangeRead { session, ranges }]).await)?;
-        Ok((done, contents(&memory)))
-    }
-
-    async fn end(&self, session: PutSession) -> Result<(), StoreError> {
-        one(self.end_puts(vec![session]).await).map_err(|failure| failure.error)
-    }
-
-    async fn store(&self, key: &ObjectKey, bytes: &[u8]) {
-        let put = one(self
-            .put_bytes(&[(key.clone(), bytes)], &one_replica())
-            .await);
-        assert_eq!(
-            put.expect("there is room"),
-            layercake_store::PutOutcome::Stored
-        );
-    }
-
-    async fn has(&self, key: &ObjectKey) -> bool {
-        let found = one(self
-            .exists(std::slice::from_ref(key), Recency::default())
-            .await);
-        found.expect("the master is up")
-    }
-
-    async fn load(&self, key: &ObjectKey) -> Result<Vec<u8>, StoreError> {
-        one(self.get(std::slice::from_ref(key)).await).map(|bytes| bytes.to_vec())
     }
 }
 
