@@ -69,6 +69,9 @@ const NO_FANOUT: &str =
     "replicas are made by the writer (ReplicateConfig.replica_num) and by copy tasks: leave it off";
 const FANOUT_OFF: &str = "it belongs to dynamic replication, which is off";
 const TASKS: &str = "copy and move tasks are bounded by the client that runs them";
+const COMPLETION: &str =
+    "it belongs to the completion of command lines, which shells do themselves";
+const IN_FILE: &str = "write the flags into a YAML file and give --config_path";
 const LOGGING: &str = "logs go to standard error; LAYERCAKE_LOG sets their level";
 
 /// All flags, by name.
@@ -85,6 +88,7 @@ pub const FLAGS: &[Flag] = &[
         Switch,
         Used("whether soft-pinned objects are evicted when nothing else is left"),
     ),
+    flag("alsologtoemail", Text, Ignored(LOGGING)),
     flag("alsologtostderr", Switch, Ignored(LOGGING)),
     flag("batch_oplog_retry_timeout_sec", Number, Ignored(HA_OFF)),
     flag(
@@ -115,6 +119,7 @@ pub const FLAGS: &[Flag] = &[
         Time,
         Used("life of a soft pin that names none"),
     ),
+    flag("drop_log_memory", Switch, Ignored(LOGGING)),
     flag(
         "dynamic_replication_admission_qps_threshold",
         Fraction,
@@ -176,6 +181,8 @@ pub const FLAGS: &[Flag] = &[
         Fraction,
         Used("share of the memory that a round of eviction frees"),
     ),
+    flag("flagfile", Text, Only(EMPTY, IN_FILE)),
+    flag("fromenv", Text, Only(EMPTY, IN_FILE)),
     flag("global_file_segment_size", Number, Ignored(DISK_OFF)),
     flag("ha_backend_connstring", Text, Ignored(HA_OFF)),
     flag("ha_backend_type", Text, Ignored(HA_OFF)),
@@ -200,10 +207,15 @@ pub const FLAGS: &[Flag] = &[
     flag("kv_events_model_name", Text, Ignored(EVENTS_OFF)),
     flag("kv_events_queue_capacity", Number, Ignored(EVENTS_OFF)),
     flag("kv_events_tenant_id", Text, Ignored(EVENTS_OFF)),
+    flag("log_backtrace_at", Text, Ignored(LOGGING)),
     flag("log_dir", Text, Ignored(LOGGING)),
+    flag("log_link", Text, Ignored(LOGGING)),
     flag("log_prefix", Switch, Ignored(LOGGING)),
     flag("logbuflevel", Text, Ignored(LOGGING)),
     flag("logbufsecs", Number, Ignored(LOGGING)),
+    flag("logemaillevel", Number, Ignored(LOGGING)),
+    flag("logfile_mode", Number, Ignored(LOGGING)),
+    flag("logmailer", Text, Ignored(LOGGING)),
     flag("logtostderr", Switch, Ignored(LOGGING)),
     flag(
         "max_kv_soft_pin_ttl",
@@ -320,6 +332,9 @@ pub const FLAGS: &[Flag] = &[
     flag("snapshot_retention_count", Number, Ignored(SNAPSHOT_OFF)),
     flag("stderrthreshold", Number, Ignored(LOGGING)),
     flag("stop_logging_if_full_disk", Switch, Ignored(LOGGING)),
+    flag("symbolize_stacktrace", Switch, Ignored(LOGGING)),
+    flag("tab_completion_columns", Number, Ignored(COMPLETION)),
+    flag("tab_completion_word", Text, Ignored(COMPLETION)),
     flag(
         "tenant_quota_connector_type",
         Text,
@@ -333,6 +348,8 @@ pub const FLAGS: &[Flag] = &[
         Text,
         Used("the file of tenants and quotas, with or without file:// in front"),
     ),
+    flag("tryfromenv", Text, Only(EMPTY, IN_FILE)),
+    flag("undefok", Text, Only(EMPTY, "leave the unknown flags out")),
     flag("use_mmap_arena_allocator", Switch, Ignored(ALLOCATOR)),
     flag("v", Number, Ignored(LOGGING)),
     flag("vmodule", Text, Ignored(LOGGING)),

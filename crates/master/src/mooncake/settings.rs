@@ -331,7 +331,8 @@ fn split(args: &[String]) -> Result<Split, FlagError> {
             None => (body, None),
         };
         match name {
-            "help" | "helpfull" | "helpshort" | "h" => return Ok(Split::Help),
+            "help" | "helpfull" | "helpshort" | "helpmatch" | "helpon" | "helppackage"
+            | "helpxml" | "h" => return Ok(Split::Help),
             "version" => return Ok(Split::Version),
             _ => {}
         }

@@ -8,6 +8,7 @@ mod client_life;
 mod client_nodes;
 mod client_objects;
 mod client_relocate;
+mod client_tenants;
 #[path = "../common/mod.rs"]
 mod common;
 mod dev_leases;
