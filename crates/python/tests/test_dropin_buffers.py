@@ -102,6 +102,31 @@ def test_pools_are_made_beforehand_and_refused(store):
     assert names.RegisteredBufferLease is names.BufferLease
 
 
+def test_copies_that_are_kept_stay_what_they_are_and_others_make_room(store, key, rng):
+    sizes = [200_000, 200_001, 190_000, 70_000, 100, 5 << 20]
+    data = {key(): rng.randbytes(size) for size in sizes * 4}
+    for name, value in data.items():
+        assert store.put(name, value) == 0
+    names_ = list(data)
+    held, views = {}, []
+    for turn in range(60):
+        name = rng.choice(names_)
+        handle = store.get_buffer(name)
+        assert len(handle) == len(data[name]) and bytes(memoryview(handle)) == data[name]
+        held[turn] = (name, handle)
+        if turn % 3 == 0:
+            views.append((name, memoryview(handle)))
+        if len(held) > 8:
+            del held[rng.choice(list(held))]
+        del handle
+    for name, handle in held.values():
+        assert bytes(memoryview(handle)) == data[name]
+    for name, view in views:
+        assert bytes(view) == data[name], "a view keeps its bytes when the handle is gone"
+    view.cast("B")[:4] = b"\1\2\3\4"
+    assert store.get(name) == data[name], "the object is not touched"
+
+
 def test_host_memory_by_address(store, key):
     allocator = names.MooncakeHostMemAllocator()
     address = names.MooncakeHostMemAllocator().alloc(10_000)

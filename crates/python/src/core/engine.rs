@@ -8,6 +8,7 @@ use layercake_transport::{Access, AllocateOptions, Engine, Error, Memory, Region
 use thiserror::Error;
 
 use super::buffers::{Buffer, Buffers, Resolver};
+use super::copies::{Copies, ObjectCopy};
 use super::settings::EngineSettings;
 use crate::memory::{self, RegisterError, Unusable};
 
@@ -19,6 +20,7 @@ const DRAIN: Duration = Duration::from_secs(35);
 pub(crate) struct EngineCore {
     engine: Engine,
     buffers: Buffers,
+    copies: Arc<Copies>,
     settings: EngineSettings,
 }
 
@@ -51,6 +53,7 @@ impl EngineCore {
         Ok(Arc::new(Self {
             engine: Engine::start(settings.config())?,
             buffers: Buffers::default(),
+            copies: Arc::default(),
             settings: settings.clone(),
         }))
     }
@@ -72,6 +75,11 @@ impl EngineCore {
     pub(crate) fn blank(&self, len: u64) -> Result<Memory, Error> {
         let zeros = vec![0_u8; usize::try_from(len).unwrap_or(usize::MAX)];
         self.engine.register(zeros.into(), Access::LocalOnly)
+    }
+
+    /// Room for a copy of `len` bytes that a caller keeps.
+    pub(crate) fn copy_room(&self, len: u64) -> Result<ObjectCopy, Error> {
+        self.copies.room(&self.engine, len)
     }
 
     /// Registers memory by address. It must stay mapped until it is unregistered.

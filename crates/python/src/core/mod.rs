@@ -35,6 +35,7 @@
 
 pub(crate) mod buffers;
 pub(crate) mod code;
+mod copies;
 mod engine;
 mod failures;
 mod gets;
@@ -45,6 +46,7 @@ mod store;
 mod tasks;
 pub(crate) mod whole;
 
+pub(crate) use self::copies::ObjectCopy;
 pub(crate) use self::engine::{EngineCore, RegisterRefused};
 pub(crate) use self::settings::{EngineSettings, MemberName, StoreSettings, Trust};
 pub(crate) use self::store::{Health, SharedEngine, StoreCore};

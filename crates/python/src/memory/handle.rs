@@ -2,22 +2,23 @@
 
 use std::ffi::c_int;
 
-use layercake_transport::Memory;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+
+use crate::core::ObjectCopy;
 
 /// A copy of an object's bytes, as a writable buffer. It lives for as long as the handle or a view of it is
 /// there, whatever becomes of the object and of the store.
 #[pyclass(frozen, name = "BufferHandle", module = "mooncake.store", weakref)]
 pub(crate) struct PyBufferHandle {
     /// Not empty, and never moved.
-    memory: Memory,
+    copy: ObjectCopy,
 }
 
 impl PyBufferHandle {
-    pub(crate) fn new(memory: Memory) -> Self {
-        Self { memory }
+    pub(crate) fn new(copy: ObjectCopy) -> Self {
+        Self { copy }
     }
 }
 
@@ -25,20 +26,20 @@ impl PyBufferHandle {
 impl PyBufferHandle {
     /// First address.
     fn ptr(&self) -> usize {
-        self.memory.addr()
+        self.copy.addr()
     }
 
     /// Bytes.
     fn size(&self) -> u64 {
-        self.memory.len()
+        self.copy.len()
     }
 
     fn __len__(&self) -> usize {
-        usize::try_from(self.memory.len()).unwrap_or(usize::MAX)
+        usize::try_from(self.copy.len()).unwrap_or(usize::MAX)
     }
 
     fn __repr__(&self) -> String {
-        format!("BufferHandle(size={})", self.memory.len())
+        format!("BufferHandle(size={})", self.copy.len())
     }
 
     unsafe fn __getbuffer__(
@@ -49,10 +50,10 @@ impl PyBufferHandle {
         if view.is_null() {
             return Err(PyBufferError::new_err("there is no view to fill"));
         }
-        let memory = &slf.get().memory;
-        let len = ffi::Py_ssize_t::try_from(memory.len())
+        let copy = &slf.get().copy;
+        let len = ffi::Py_ssize_t::try_from(copy.len())
             .map_err(|_| PyBufferError::new_err("the buffer is larger than an address space"))?;
-        let start = memory.addr() as *mut std::ffi::c_void;
+        let start = copy.addr() as *mut std::ffi::c_void;
         // SAFETY: the interpreter passes a view to be filled. The bytes belong to the handle, which the view
         // keeps alive; nothing of ours touches them any more, so that Python may write to them.
         let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) };

@@ -1,7 +1,7 @@
 //! The copying calls: values of Python objects in, `bytes` and buffers out.
 
 use layercake_store::PutRequest;
-use layercake_transport::{LocalSlice, Memory};
+use layercake_transport::LocalSlice;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
@@ -9,9 +9,9 @@ use super::PyMooncakeStore;
 use super::config::{Plan, PyConfig};
 use super::whole::first_bad;
 use crate::args::{Keys, OneKey, Value};
-use crate::core::StoreCore;
 use crate::core::code::INVALID;
 use crate::core::whole::{OpenGets, PutItem, whole};
+use crate::core::{ObjectCopy, StoreCore};
 use crate::memory::{self, PyBufferHandle};
 
 impl PyMooncakeStore {
@@ -121,35 +121,34 @@ impl PyMooncakeStore {
 
     /// Handles on the bytes of whole objects; `None` where there is nothing to be had.
     fn get_handles(&self, py: Python<'_>, keys: &Keys) -> PyResult<Vec<Option<PyBufferHandle>>> {
-        let memories = self.answer(py, vec![None; keys.len()], |core| {
-            read_copies(core, core.open_gets(keys))
-        })?;
-        Ok(memories
+        let nothing = std::iter::repeat_with(|| None).take(keys.len()).collect();
+        let copies: Vec<Option<ObjectCopy>> =
+            self.answer(py, nothing, |core| read_copies(core, core.open_gets(keys)))?;
+        Ok(copies
             .into_iter()
-            .map(|memory| memory.map(PyBufferHandle::new))
+            .map(|copy| copy.map(PyBufferHandle::new))
             .collect())
     }
 }
 
-fn read_copies(core: &StoreCore, open: OpenGets<'_>) -> Vec<Option<Memory>> {
-    let memories: Vec<Result<Memory, i64>> = (0..open.len())
+fn read_copies(core: &StoreCore, open: OpenGets<'_>) -> Vec<Option<ObjectCopy>> {
+    let copies: Vec<Result<ObjectCopy, i64>> = (0..open.len())
         .map(|index| {
             let size = open.size(index)?;
-            core.engine().blank(size).map_err(|error| {
+            core.engine().copy_room(size).map_err(|error| {
                 tracing::warn!(%error, size, "no memory for a copy of an object");
                 INVALID
             })
         })
         .collect();
-    let items = memories.iter().map(|memory| {
-        let memory = memory.as_ref().map_err(|code| *code)?;
-        let local = memory.slice(0, memory.len()).map_err(|_| INVALID)?;
-        Ok(whole(local))
+    let items = copies.iter().map(|copy| {
+        let copy = copy.as_ref().map_err(|code| *code)?;
+        Ok(whole(copy.slice().map_err(|_| INVALID)?))
     });
     let codes = open.read(items.collect());
-    let memories = memories.into_iter().zip(codes);
-    memories
-        .map(|(memory, code)| memory.ok().filter(|_| code >= 0))
+    let copies = copies.into_iter().zip(codes);
+    copies
+        .map(|(copy, code)| copy.ok().filter(|_| code >= 0))
         .collect()
 }
 
