@@ -7,8 +7,72 @@ one answer, ``("done", value)`` or ``("failed", reason)``.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 from multiprocessing.connection import Client
+
+
+class Watch:
+    """Counts what vLLM asks of its store, and kills a process in the midst of it, at a counted load."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.victim = None
+        self.reset()
+
+    def reset(self, victim=None, at_load=0):
+        with self.lock:
+            self.victim, self.at_load = victim, at_load
+            self.loads, self.loaded_before, self.asked_before = 0, 0, set()
+
+    def looked_up(self, keys):
+        with self.lock:
+            if self.victim is not None:
+                # The prompts share no block: the first one names the request.
+                self.asked_before.update(keys[:1])
+
+    def load(self):
+        with self.lock:
+            self.loads += 1
+            if self.victim is not None and self.loads == self.at_load:
+                os.killpg(self.victim, signal.SIGKILL)
+                self.victim, self.loaded_before = None, self.loads - 1
+
+    def seen(self):
+        """Requests looked up before the kill, and loads begun before and in all."""
+        with self.lock:
+            return {"asked_before": len(self.asked_before), "loaded_before": self.loaded_before, "loads": self.loads}
+
+
+WATCH = Watch()
+
+
+def watch_the_store(replicas):
+    """Puts classes that count, and that ask for replicas, in the place of those that vLLM will import."""
+    import mooncake.store as module
+
+    class Store(module.MooncakeDistributedStore):
+        def batch_is_exist(self, keys, *more):
+            answers = super().batch_is_exist(keys, *more)
+            WATCH.looked_up(keys)
+            return answers
+
+        def batch_get_into_multi_buffers(self, *arguments, **named):
+            WATCH.load()
+            return super().batch_get_into_multi_buffers(*arguments, **named)
+
+    class Config(module.ReplicateConfig):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.replica_num = replicas
+
+    path = module.__file__
+    module.MooncakeDistributedStore = Store
+    if replicas > 1:
+        module.ReplicateConfig = Config
+    return path
 
 
 def start(config):
@@ -69,22 +133,20 @@ def forget(llm):
     return llm.reset_prefix_cache()
 
 
-def provider():
-    """Where the ``mooncake`` in use lies."""
-    import mooncake.store
-
-    return mooncake.store.__file__
-
-
 def main():
     driver = Client(sys.argv[1], family="AF_UNIX")
-    llm = start(json.loads(sys.argv[2]))
+    config = json.loads(sys.argv[2])
+    provider = watch_the_store(config["replicas"])
+    llm = start(config)
     operations = {
         "encode": lambda text: llm.get_tokenizer()(text).input_ids,
         "generate": lambda given: generate(llm, *given),
         "forget": lambda _: forget(llm),
+        # Kills a process group when the load of this number begins.
+        "arm": lambda given: WATCH.reset(*given),
+        "seen": lambda _: WATCH.seen(),
     }
-    driver.send(("done", provider()))
+    driver.send(("done", provider))
     while True:
         operation, argument = driver.recv()
         if operation == "quit":

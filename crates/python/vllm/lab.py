@@ -90,8 +90,8 @@ class Lab:
         self.lenders.append(process)
         return process
 
-    def start_engine(self, on_failure):
-        engine = Engine(self, f"engine-{len(self.engines)}", on_failure)
+    def start_engine(self, on_failure, replicas=1):
+        engine = Engine(self, f"engine-{len(self.engines)}", on_failure, replicas)
         self.engines.append(engine)
         return engine
 
@@ -105,6 +105,13 @@ class Lab:
 
     def stored(self):
         return len((self.get("/get_all_keys") or "").split())
+
+    def used_bytes(self):
+        """Bytes that objects take in each segment."""
+        segments = json.loads(self.get("/get_segments_detail") or "[]")
+        if isinstance(segments, dict):
+            segments = segments.get("segments", [])
+        return sorted(segment["allocator_used_bytes"] for segment in segments)
 
     def environment(self, **more):
         options = self.options
@@ -144,7 +151,7 @@ class Lab:
 class Engine:
     """A vLLM engine in a child process."""
 
-    def __init__(self, lab, name, on_failure):
+    def __init__(self, lab, name, on_failure, replicas):
         options = lab.options
         configuration = lab.folder / f"{name}.json"
         configuration.write_text(
@@ -166,6 +173,7 @@ class Engine:
             "block_size": options.block_size,
             "max_model_len": 2048,
             "on_failure": on_failure,
+            "replicas": replicas,
         }
         path = str(lab.folder / f"{name}.socket")
         with Listener(path, family="AF_UNIX") as listener:
