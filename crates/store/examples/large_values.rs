@@ -9,6 +9,10 @@
 //! one of the two values, whole. Ends with an error otherwise. Needs room for four values.
 
 #[path = "../tests/common/mod.rs"]
+#[expect(
+    unused_imports,
+    reason = "the tests' short-hands on one key are not needed here"
+)]
 mod common;
 
 use std::time::{Duration, Instant};
