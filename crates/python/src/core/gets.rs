@@ -113,13 +113,15 @@ impl StoreCore {
         codes
     }
 
-    /// Ends sessions; keys without one are passed over.
+    /// Ends sessions; keys without one are passed over. Their leases are given back in the background: nobody
+    /// waits for the master's word on that.
     pub(crate) fn end_gets(&self, keys: &Keys) {
         let ended: Vec<GetSession> = {
             let mut table = self.gets.0.write();
             let ended = keys.good().iter().filter_map(|key| table.remove(key));
             ended.collect()
         };
-        self.block(self.client().end_gets(ended));
+        // Outside the lock.
+        drop(ended);
     }
 }
