@@ -14,6 +14,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 
+use layercake_protocol::ids::Epoch;
+
 use crate::contract::{BlockId, RequestId, TableUpdate};
 
 /// What became of a put.
@@ -45,6 +47,8 @@ pub struct Tracker<K> {
     puts: HashMap<K, Put>,
     /// Unsettled puts by owner; outlives the request.
     unsettled: HashMap<RequestId, usize>,
+    /// Under which a request's objects are reserved; kept as long as it is known or has unsettled puts.
+    epochs: HashMap<RequestId, Epoch>,
     gets: HashMap<K, BTreeSet<RequestId>>,
 }
 
@@ -79,6 +83,7 @@ impl<K> Default for Tracker<K> {
             requests: HashMap::new(),
             puts: HashMap::new(),
             unsettled: HashMap::new(),
+            epochs: HashMap::new(),
             gets: HashMap::new(),
         }
     }
@@ -122,6 +127,22 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn block(&self, request: &RequestId, index: u32) -> Option<BlockId> {
         let table = &self.requests.get(request)?.table;
         table.get(index as usize).copied()
+    }
+
+    /// The epoch under which a request's objects were first reserved; unset before.
+    pub fn epoch(&self, request: &RequestId) -> Epoch {
+        self.epochs.get(request).copied().unwrap_or(Epoch::UNSET)
+    }
+
+    /// A request's objects were reserved under this epoch. The first one stays.
+    pub fn note_epoch(&mut self, request: &RequestId, epoch: Epoch) {
+        if self.is_known(request) {
+            self.epochs.entry(request.clone()).or_insert(epoch);
+        }
+    }
+
+    fn is_known(&self, request: &RequestId) -> bool {
+        self.requests.contains_key(request) || self.unsettled.contains_key(request)
     }
 
     /// What a request has had committed: to be loaded again where the engine does not keep blocks.
@@ -224,6 +245,9 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
                 self.unsettled.remove(&put.owner);
             }
         }
+        if !self.is_known(&put.owner) {
+            self.epochs.remove(&put.owner);
+        }
         if outcome != PutOutcome::Lost {
             let owner = std::iter::once((put.owner, put.index));
             for (request, index) in owner.chain(put.followers) {
@@ -277,6 +301,9 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn finish(&mut self, request: &RequestId) -> Vec<K> {
         let ended = self.release_gets(request);
         self.requests.remove(request);
+        if !self.is_known(request) {
+            self.epochs.remove(request);
+        }
         ended
     }
 
@@ -287,7 +314,10 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
 
     /// Whether nothing is open and nobody is known.
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.puts.is_empty() && self.gets.is_empty()
+        self.requests.is_empty()
+            && self.puts.is_empty()
+            && self.gets.is_empty()
+            && self.epochs.is_empty()
     }
 
     /// Open puts and gets.

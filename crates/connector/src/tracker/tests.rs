@@ -84,6 +84,26 @@ fn a_block_is_saved_by_one_request_and_known_to_all_that_have_it() {
     assert_eq!(tracker.committed(&r2).collect::<Vec<_>>(), [(0, &7)]);
 }
 
+#[test]
+fn an_epoch_lasts_as_long_as_there_is_something_to_save() {
+    let r = RequestId::from("r");
+    let mut tracker = tracker(&[(&r, &[0])]);
+    tracker.note_epoch(&"unknown".into(), Epoch(1));
+    assert_eq!(tracker.epoch(&r), Epoch::UNSET);
+    tracker.note_epoch(&r, Epoch(4));
+    tracker.note_epoch(&r, Epoch(5));
+    assert!(tracker.want_put(&r, 0, &7).is_some());
+    tracker.finish(&r);
+    assert_eq!(
+        tracker.epoch(&r),
+        Epoch(4),
+        "the first stays, beyond the request's end"
+    );
+    tracker.settle(&7, PutOutcome::Committed);
+    assert_eq!(tracker.epoch(&r), Epoch::UNSET);
+    assert!(tracker.is_empty());
+}
+
 // DEV-13: a save that is queued when its request is preempted never commits.
 #[test]
 fn a_preempted_save_is_not_committed_and_holds_its_blocks_until_it_is_settled() {

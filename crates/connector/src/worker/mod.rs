@@ -114,7 +114,8 @@ impl StoreWorker {
             Some(path) => Audit::to(path, rank)?,
             None => Audit::off(),
         };
-        let shared = Shared::new(store, options, checked.layout, fingerprint, audit);
+        let place = (deployment.storing_ranks, storing_rank);
+        let shared = Shared::new(store, options, checked.layout, fingerprint, place, audit);
         let shared = Arc::new(shared);
         let loads_queue = Arc::new(Queue::new(LOADS_QUEUED));
         let saves_queue = Arc::new(Queue::new(SAVES_QUEUED));

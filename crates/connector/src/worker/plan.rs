@@ -123,6 +123,7 @@ pub(super) fn saves(
                 .tracker(|tracker| tracker.want_put(&request.request, index, &key));
             if let Some(block) = block {
                 rows.push(SaveRow {
+                    request: request.request.clone(),
                     key,
                     block,
                     epoch: request.epoch(),

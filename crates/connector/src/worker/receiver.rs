@@ -195,7 +195,7 @@ impl Load<'_> {
                 let options = GetOptions {
                     recency: Recency {
                         epoch: of(rows[0]).epoch,
-                        first_index: of(rows[0]).index,
+                        first_index: self.shared.prefix_index(of(rows[0]).index),
                     },
                     fingerprint: self.shared.fingerprint,
                     keep_lease,

@@ -21,7 +21,7 @@ use super::queue::Queue;
 use super::shared::{Shared, reached};
 use crate::audit::Operation;
 use crate::batcher::CallReport;
-use crate::contract::{BlockId, Event};
+use crate::contract::{BlockId, Event, RequestId};
 use crate::tracker::PutOutcome;
 
 /// What is to be saved of a step.
@@ -35,9 +35,12 @@ pub(crate) struct SaveStep {
 /// One object of it.
 #[derive(Clone, Debug)]
 pub(crate) struct SaveRow {
+    pub(crate) request: RequestId,
     pub(crate) key: ObjectKey,
     pub(crate) block: BlockId,
+    /// Of the request's look-up; unset if there was none.
     pub(crate) epoch: Epoch,
+    /// The block's index in its request.
     pub(crate) index: u32,
 }
 
@@ -91,11 +94,17 @@ impl Sender {
     async fn open(&mut self, step: Arc<SaveStep>) {
         let mut sessions = Vec::with_capacity(step.rows.len());
         let limit = self.shared.options.max_transfer_blocks.get();
-        // One epoch for a call.
-        for rows in step.rows.chunk_by(|a, b| a.epoch == b.epoch) {
-            for rows in rows.chunks(limit) {
-                self.open_rows(&step, rows, &mut sessions).await;
-            }
+        let mut rest = step.rows.as_slice();
+        while let Some(first) = rest.first() {
+            // One epoch for a call; the one that the master draws for a request's first call stays.
+            let epoch = self.epoch(first);
+            let same = rest
+                .iter()
+                .take(limit)
+                .take_while(|row| self.epoch(row) == epoch);
+            let (rows, others) = rest.split_at(same.count());
+            self.open_rows(&step, rows, epoch, &mut sessions).await;
+            rest = others;
         }
         self.open = Some(OpenStep { step, sessions });
     }
@@ -104,6 +113,7 @@ impl Sender {
         &self,
         step: &SaveStep,
         rows: &[SaveRow],
+        epoch: Epoch,
         sessions: &mut Vec<Option<PutSession>>,
     ) {
         let shared = &self.shared;
@@ -111,12 +121,12 @@ impl Sender {
             header_rows: u32::try_from(step.caches.pieces()).unwrap_or(u32::MAX),
             fingerprint: shared.fingerprint,
             layout_id: shared.layout.layout_id(),
-            prefix_index: Some(row.index),
+            prefix_index: Some(shared.prefix_index(row.index)),
             ..PutStart::new(row.key.clone(), step.caches.object_len())
         });
         let recency = Recency {
-            epoch: rows.first().map_or(Epoch::UNSET, |row| row.epoch),
-            first_index: rows.first().map_or(0, |row| row.index),
+            epoch,
+            first_index: 0,
         };
         let config = shared.options.replicate();
         let started = shared
@@ -127,6 +137,8 @@ impl Sender {
         for row in rows {
             sessions.push(match started.next() {
                 Some(Ok(session)) => {
+                    let epoch = session.epoch();
+                    shared.tracker(|tracker| tracker.note_epoch(&row.request, epoch));
                     shared.audit.note(Operation::PutStart, &row.key, None, None);
                     Some(session)
                 }
@@ -139,6 +151,13 @@ impl Sender {
                     None
                 }
             });
+        }
+    }
+
+    fn epoch(&self, row: &SaveRow) -> Epoch {
+        match row.epoch {
+            Epoch::UNSET => self.shared.tracker(|tracker| tracker.epoch(&row.request)),
+            epoch => epoch,
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) layout: ObjectLayout,
     /// Of objects that are written and expected; none with compatible keys.
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// Storing ranks, and this worker's place among them.
+    pub(crate) place: (u32, u32),
     pub(crate) counters: Counters,
     pub(crate) audit: Audit,
     pub(crate) prefetch: Mutex<Prefetch>,
@@ -43,6 +45,7 @@ impl Shared {
         options: Options,
         layout: ObjectLayout,
         fingerprint: Option<Fingerprint>,
+        place: (u32, u32),
         audit: Audit,
     ) -> Self {
         Self {
@@ -54,11 +57,19 @@ impl Shared {
             options,
             layout,
             fingerprint,
+            place,
             counters: Counters::default(),
             audit,
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
         }
+    }
+
+    /// The place of a block's object in its prefix, as look-ups count it: all ranks of a block together. So
+    /// that prefixes are shortened from their tail, whoever touched which block last.
+    pub(crate) fn prefix_index(&self, block: u32) -> u32 {
+        let (ranks, rank) = self.place;
+        block.saturating_mul(ranks).saturating_add(rank)
     }
 
     pub(crate) fn tracker<T>(&self, f: impl FnOnce(&mut Tracker<ObjectKey>) -> T) -> T {

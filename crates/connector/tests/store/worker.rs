@@ -52,6 +52,7 @@ async fn save_and_load(tp_size: u32, save: Value, load: Value) {
     decode.close().await;
 }
 
+// DEV-06: layers differ in number and length of entries.
 // contract: connector-16
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_one_engine_saves_layer_by_layer_another_loads() {
@@ -61,6 +62,36 @@ async fn what_one_engine_saves_layer_by_layer_another_loads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn ranks_store_and_load_their_own_objects() {
     save_and_load(2, json!({}), json!({"kv_role": "kv_consumer"})).await;
+}
+
+// contract: connector-21
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_request_is_one_epoch_and_its_blocks_are_in_order_over_chunks_and_ranks() {
+    let cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(2));
+    let hashes = hashes(1, 6);
+    let table: Vec<BlockId> = (0..6).collect();
+    // With a look-up, and without one.
+    for role in ["kv_both", "kv_producer"] {
+        store.remove_all(true).await.expect("removed");
+        let mut rig = Rig::new(&deployment, &store, &json!({"kv_role": role}));
+        rig.admit("r", &hashes).await;
+        for chunk in 0..3 {
+            rig.step(&[(("r", &table, 24, chunk * 8, 8), &hashes)]);
+        }
+        rig.finish("r").await;
+        for rank in 0..2_u32 {
+            let mut epochs = Vec::new();
+            for (block, hash) in (0..).zip(&hashes) {
+                let key = rig.key(usize::try_from(rank).expect("small"), hash);
+                let object = store.stat(&key).await.expect("stored").object;
+                assert_eq!(object.prefix_index, block * 2 + rank, "{role}");
+                epochs.push(object.epoch);
+            }
+            epochs.dedup();
+            assert_eq!(epochs.len(), 1, "{role}: {epochs:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

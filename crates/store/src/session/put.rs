@@ -312,6 +312,12 @@ impl PutSession {
         self.shared.object.generation
     }
 
+    /// The epoch of the reservation: the caller's, or the one that the master drew. Further calls for the
+    /// same prefix pass it on.
+    pub fn epoch(&self) -> Epoch {
+        self.shared.header.epoch
+    }
+
     /// Where the bytes go: one entry per replica.
     pub fn replicas(&self) -> impl ExactSizeIterator<Item = layercake_protocol::replica::Replica> {
         self.shared.places.iter().map(|place| place.replica)
