@@ -226,14 +226,6 @@ impl RequestMachine {
         }
     }
 
-    /// The blocks of the last answer, if one is known.
-    pub fn hit(&self) -> Hit {
-        match self.phase {
-            Phase::Matched { hit, .. } => hit,
-            _ => Hit::default(),
-        }
-    }
-
     /// Blocks are allocated, `external` tokens are to be loaded. `false`: not now, or more than the
     /// answer allows.
     pub fn allocate(&mut self, external: u64, allowed: u64) -> bool {

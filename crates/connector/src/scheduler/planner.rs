@@ -152,7 +152,7 @@ impl Planner {
                 let bytes = loads.saturating_mul(self.config.object_len);
                 if tokens > 0 && self.config.decline_slow_loads && !self.payoff.pays(bytes, tokens)
                 {
-                    self.counters.miss(MissReason::DoesNotPay, loads);
+                    entry.miss_once(&self.counters, MissReason::DoesNotPay, loads);
                     return nothing;
                 }
                 entry.offered = tokens;
