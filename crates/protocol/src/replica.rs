@@ -67,6 +67,7 @@ pub struct Segment {
 
 /// How many replicas of an object, where, and how well they are kept (requirement S4).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct ReplicateConfig {
     /// Number of replicas, each in another segment; at least 1. With fewer live segments than that,
     /// there are as many replicas as segments.
@@ -79,6 +80,8 @@ pub struct ReplicateConfig {
     pub soft_pin: bool,
     /// Life of the soft pin; `None`: the master's default.
     pub soft_pin_ttl: Option<Duration>,
+    /// What replaces a soft-pinned object is soft-pinned for as long, even without `soft_pin`.
+    pub keep_soft_pin: bool,
     /// Never evict.
     pub hard_pin: bool,
 }
@@ -91,6 +94,7 @@ impl Default for ReplicateConfig {
             prefer_same_node: false,
             soft_pin: false,
             soft_pin_ttl: None,
+            keep_soft_pin: false,
             hard_pin: false,
         }
     }

@@ -227,6 +227,7 @@ proptest! {
             prefer_same_node: flags.0,
             soft_pin: flags.1,
             soft_pin_ttl: ttl,
+            keep_soft_pin: flags.2,
             hard_pin: flags.2,
         };
         prop_assert_eq!(

@@ -51,6 +51,7 @@ impl PyReplicateConfig {
                 prefer_same_node,
                 soft_pin,
                 soft_pin_ttl: soft_pin_ttl.map(|ttl| ttl.0),
+                keep_soft_pin: false,
                 hard_pin,
             },
         })

@@ -147,6 +147,7 @@ impl State {
             index,
             hard_pin: batch.config.hard_pin,
             soft_pin: self.soft_pin(batch.config),
+            keep_soft_pin: batch.config.keep_soft_pin,
             writer: batch.caller.client,
             engine: batch.location.map(|location| location.engine),
             upsert: batch.upsert,

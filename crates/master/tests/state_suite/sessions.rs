@@ -573,3 +573,40 @@ fn a_copy_takes_the_place_of_its_version_alone() {
     assert_eq!(world.presence(&k), Presence::Absent);
     assert_eq!(copy(newer.generation), Err(Refusal::NotFound));
 }
+
+#[test]
+fn a_replacement_keeps_a_soft_pin_if_it_is_told_to() {
+    let world = World::new();
+    let client = world.client();
+    let k = key("k");
+    let pinned = ReplicateConfig {
+        soft_pin: true,
+        ..ReplicateConfig::default()
+    };
+    world.store_with(&client, PutStart::new(k.clone(), 10), &pinned);
+    let replace = |keep_soft_pin| {
+        let config = ReplicateConfig {
+            keep_soft_pin,
+            ..ReplicateConfig::default()
+        };
+        let batch = PutBatch {
+            puts: vec![PutStart::new(k.clone(), 10)],
+            config: &config,
+            recency: Recency::default(),
+            unreachable: &[],
+            upsert: true,
+        };
+        let put = world
+            .state
+            .put_start(world.now(), &client, batch)
+            .0
+            .remove(0);
+        assert_eq!(world.commit(&client, &k, &put.unwrap()), Ok(()));
+        let stat = world.state.stat(world.now(), &Tenant::default(), &k);
+        stat.unwrap().soft_pinned
+    };
+    assert!(replace(true));
+    assert!(replace(true), "again and again");
+    assert!(!replace(false));
+    assert!(!replace(true), "there is none to keep");
+}

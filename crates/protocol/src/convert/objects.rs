@@ -140,6 +140,7 @@ impl From<&ReplicateConfig> for wire::ReplicateConfig {
             soft_pin: config.soft_pin,
             hard_pin: config.hard_pin,
             soft_pin_ttl_ms: config.soft_pin_ttl.map_or(0, encode_millis),
+            keep_soft_pin: config.keep_soft_pin,
         }
     }
 }
@@ -159,6 +160,7 @@ impl TryFrom<wire::ReplicateConfig> for ReplicateConfig {
             soft_pin_ttl: Some(config.soft_pin_ttl_ms)
                 .filter(|ttl| *ttl != 0)
                 .map(Duration::from_millis),
+            keep_soft_pin: config.keep_soft_pin,
             hard_pin: config.hard_pin,
         })
     }

@@ -34,6 +34,8 @@ pub(crate) struct Open {
     since: Moment,
     /// The soft pin that the object gets when it is committed.
     soft_pin: Option<Duration>,
+    /// Or the one that the version has which this one replaces.
+    keep_soft_pin: bool,
     /// The version that this one will replace.
     pub(super) replaces: Option<u32>,
     /// It has the bytes of that version, and is of no use without it.
@@ -53,6 +55,7 @@ pub(crate) struct Reservation<'a> {
     pub(crate) index: u32,
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin: Option<Duration>,
+    pub(crate) keep_soft_pin: bool,
     pub(crate) writer: ClientId,
     pub(crate) engine: Option<EngineId>,
     /// Replace a complete version; take an open reservation over.
@@ -191,6 +194,7 @@ impl Shard {
             engine: wanted.engine,
             since: now,
             soft_pin: wanted.soft_pin,
+            keep_soft_pin: wanted.keep_soft_pin,
             replaces,
             copies: wanted.copy_of.is_some(),
         };
@@ -320,10 +324,17 @@ impl Shard {
             return Err(Refusal::Superseded);
         };
         let mut standing = None;
+        let mut soft_pin = open.soft_pin;
         if let Some(old) = open.replaces {
+            let before = self.standing(self.handle(old));
             if open.copies {
-                standing = self.standing(self.handle(old));
+                standing = before;
                 self.inherit(old, slot);
+            } else if open.keep_soft_pin && soft_pin.is_none() {
+                let until = before.and_then(|before| before.soft_pin);
+                soft_pin = until
+                    .filter(|until| *until > now)
+                    .map(|until| until.since(now));
             }
             self.retire(now, old, Reason::Replaced, effects);
         }
@@ -338,7 +349,7 @@ impl Shard {
             group.add(handle);
         }
         self.complete += 1;
-        if let Some(ttl) = open.soft_pin {
+        if let Some(ttl) = soft_pin {
             self.pin(now, slot, ttl);
         }
         self.join_queue(slot);

@@ -55,7 +55,8 @@ impl Default for Fields {
     }
 }
 
-/// What `SoftPinAction.ENABLE` is.
+/// Values of `SoftPinAction`.
+const PRESERVE: u64 = 0;
 const ENABLE: u64 = 1;
 
 /// What a put makes of it.
@@ -69,10 +70,7 @@ pub(super) struct Plan {
 impl Plan {
     /// The plan for a put of so many keys, or the code that all of them are answered with.
     pub(super) fn new(config: Option<&Bound<'_, PyConfig>>, keys: usize) -> Result<Self, i64> {
-        let Some(config) = config else {
-            return Ok(Self::default());
-        };
-        let fields = config.get().0.lock().clone();
+        let fields = config.map_or_else(Fields::default, |config| config.get().0.lock().clone());
         let groups_fit = fields
             .group_ids
             .as_ref()
@@ -93,6 +91,7 @@ impl Plan {
                 prefer_same_node: fields.prefer_alloc_in_same_node,
                 soft_pin,
                 soft_pin_ttl: fields.soft_pin_ttl_ms.map(Duration::from_millis),
+                keep_soft_pin: fields.soft_pin_action == PRESERVE,
                 hard_pin: fields.with_hard_pin,
             },
             groups: groups
