@@ -47,6 +47,8 @@ enum Scenario {
     P2p,
     /// Masters and lenders of memory are killed between saving and loading, and during it
     Faults,
+    /// The tests of the drop-in that need torch, which vLLM brings along
+    Tensors,
 }
 
 /// A `mooncake` to run on.
@@ -82,10 +84,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         None => None,
     };
     let mut failed = Vec::new();
-    for scenario in [Scenario::Store, Scenario::P2p, Scenario::Faults] {
+    for scenario in [
+        Scenario::Tensors,
+        Scenario::Store,
+        Scenario::P2p,
+        Scenario::Faults,
+    ] {
         if !options.only.is_empty() && !options.only.contains(&scenario) {
             continue;
         }
+        let Some(program) = program(scenario, &harness) else {
+            if let Err(error) = tensors(&ours, &folder) {
+                eprintln!("{error:#}");
+                failed.push("tensors".to_owned());
+            }
+            continue;
+        };
         let rounds = if scenario == Scenario::Faults {
             1
         } else {
@@ -94,7 +108,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for _ in 0..rounds {
             for provider in peer.iter().chain([&ours]) {
                 let is_peer = provider.name != ours.name;
-                let held = play(scenario, provider, is_peer, &harness, &folder, options)?;
+                let held = play(scenario, &program, provider, is_peer, &folder, options)?;
                 if !held && !is_peer {
                     failed.push(format!("{scenario:?}").to_lowercase());
                 }
@@ -108,24 +122,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
+/// The program that plays a scenario; `None`: it is a set of tests.
+fn program(scenario: Scenario, harness: &Path) -> Option<PathBuf> {
+    match scenario {
+        Scenario::Store => Some(harness.join("store_e2e.py")),
+        Scenario::P2p => Some(harness.join("p2p_e2e.py")),
+        Scenario::Faults => Some(run::root().join(FAULTS)),
+        Scenario::Tensors => None,
+    }
+}
+
 /// Runs a scenario, passing on the lines that it prints with the provider's name before them.
 fn play(
     scenario: Scenario,
+    program: &Path,
     provider: &Provider,
     observe: bool,
-    harness: &Path,
     folder: &Path,
     options: &Options,
 ) -> Result<bool> {
-    let program = match scenario {
-        Scenario::Store => harness.join("store_e2e.py"),
-        Scenario::P2p => harness.join("p2p_e2e.py"),
-        Scenario::Faults => run::root().join(FAULTS),
-    };
     let python = folder.join("venv/bin/python");
     let mut command = Command::new(&python);
     command
-        .arg(&program)
+        .arg(program)
         .arg("--model")
         .arg(folder.join("model"))
         .arg("--python")
@@ -156,6 +175,41 @@ fn play(
     }
     out.flush()?;
     Ok(output.status.success())
+}
+
+/// Runs the tests that are skipped where torch is missing, in vLLM's environment.
+fn tensors(ours: &Provider, folder: &Path) -> Result<()> {
+    let tools = folder.join("pytest");
+    let python = folder.join("venv/bin/python");
+    if !tools.exists() {
+        run::run(
+            Command::new(&python)
+                .args(["-m", "pip", "install", "--quiet", "--target"])
+                .arg(&tools)
+                .args(["pytest>=8", "pytest-timeout>=2"]),
+        )?;
+    }
+    let path = std::env::join_paths([&ours.modules, &tools])?;
+    let test = "tests/test_dropin_tensors.py";
+    let sglang = "tests/test_dropin_sglang.py";
+    run::run(
+        Command::new(&python)
+            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
+            .args([test, sglang])
+            .env("PYTHONPATH", path)
+            .env("PATH", path_with(&ours.master))
+            .current_dir(run::root().join("crates/python"))
+            // Standard output is for results.
+            .stdout(std::io::stderr()),
+    )
+}
+
+/// The search path with the folder of a program before all others.
+fn path_with(program: &Path) -> std::ffi::OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let first = program.parent().map(Path::to_path_buf);
+    let paths = first.into_iter().chain(std::env::split_paths(&path));
+    std::env::join_paths(paths).unwrap_or(path)
 }
 
 /// Our wheels: the modules alone for vLLM's interpreter, and an environment of their own for the master.
