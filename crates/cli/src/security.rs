@@ -28,7 +28,9 @@ impl fmt::Debug for Token {
 
 /// The token that the settings name, if they name one. Contradictions are refused.
 pub(crate) fn token(common: &Common) -> Result<Option<Token>> {
-    let (text, source) = match (&common.token, &common.token_file) {
+    // Empty, it is as good as unset: programs that start others can't always leave a variable out.
+    let variable = common.token.as_ref().filter(|text| !text.is_empty());
+    let (text, source) = match (variable, &common.token_file) {
         (Some(_), Some(path)) => bail!(
             "both {ENV_TOKEN} and token_file ({}) are set: one token is enough, unset one of them",
             path.display()
@@ -74,6 +76,10 @@ mod tests {
                 .expect("no contradiction")
                 .is_none()
         );
+        for insecure in [false, true] {
+            let empty = token(&common(Some(""), insecure)).expect("as good as unset");
+            assert!(empty.is_none());
+        }
         let error = format!(
             "{:#}",
             token(&common(Some(secret), true)).expect_err("both")

@@ -1,5 +1,6 @@
 //! A master's life as a process: start, serve, stop.
 
+use std::env::VarError;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -120,11 +121,12 @@ fn block_on(
 async fn serve(settings: Settings) -> Result<(), Failed> {
     let mut stopped = Stop::listen()?;
     let token = match std::env::var(ENV_TOKEN) {
-        Ok(text) => {
+        Ok(text) if !text.is_empty() => {
             let token = SharedToken::new(&text);
             Some(token.map_err(|error| Failed::Token(error.to_string()))?)
         }
-        Err(_) => None,
+        Err(VarError::NotUnicode(_)) => return Err(Failed::Token("it is not UTF-8".to_owned())),
+        _ => None,
     };
     let listen = resolve("rpc_address", &settings.rpc).await?;
     let open = token.is_none() && !listen.ip().is_loopback();
