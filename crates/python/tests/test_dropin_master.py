@@ -126,6 +126,14 @@ def test_off_loopback_it_says_once_that_it_is_open_unless_there_is_a_token():
     assert "LAYERCAKE_TOKEN" in refused(LAYERCAKE_TOKEN="short")
 
 
+def test_a_token_that_is_empty_is_as_good_as_none():
+    with Master(env={"LAYERCAKE_TOKEN": ""}) as master:
+        store = master.store()
+        assert store.put("k", b"v") == 0
+        store.close()
+        assert master.stop() == (0, "")
+
+
 def test_flags_come_from_a_file_behind_the_command_line(tmp_path):
     path = tmp_path / "master.yaml"
     path.write_text("default_kv_lease_ttl: 60000\neviction_ratio: 0.1\n")
@@ -266,7 +274,27 @@ def test_the_metadata_server_keeps_values_by_key(master):
     for method in ("GET", "PUT", "DELETE"):
         assert ask(method, "/metadata", b"x" if method == "PUT" else None)[0] == 400
     assert ask("POST", body=b"x")[0] == 404
-    assert ask("PUT", body=b"x" * (17 << 20))[0] == 413
+
+
+def test_the_metadata_server_has_room_for_so_much_and_values_for_so_much():
+    with Master("--enable_http_metadata_server") as master:
+
+        def ask(method: str, key: str, body: bytes | None = None) -> int:
+            return master.ask(f"/metadata?key={key}", method, body, port=master.metadata)[0]
+
+        assert ask("PUT", "large", bytes(MIB + 1)) == 413
+        assert ask("GET", "large") == 404
+        taken = 0
+        while (code := ask("PUT", f"k{taken}", bytes(MIB))) == 200:
+            taken += 1
+            assert taken < 1000, "there is no end"
+        assert code == 507 and taken > 100 and ask("GET", f"k{taken}") == 404
+        # What is there can still be replaced, and what goes makes room.
+        assert ask("PUT", "k0", bytes(MIB)) == 200
+        assert ask("PUT", "k0", b"small") == 200 and ask("PUT", f"k{taken}", bytes(MIB)) == 200
+        assert ask("DELETE", "k1") == 200 and ask("PUT", f"k{taken + 1}", bytes(MIB)) == 200
+        assert ask("PUT", f"k{taken + 2}", bytes(MIB)) == 507
+        assert master.stop() == (0, "")
 
 
 # ---------------------------------------------------------------- tenants

@@ -35,9 +35,6 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use quotas::QuotaFile;
 
-/// What the metadata server keeps under one key at most, in bytes.
-const LARGEST_VALUE: usize = 16 << 20;
-
 /// What the answers are made from.
 #[derive(Clone)]
 pub(super) struct Admin {
@@ -94,7 +91,7 @@ pub(super) fn metadata() -> Router {
         )
         .method_not_allowed_fallback(nowhere)
         .fallback(nowhere)
-        .layer(DefaultBodyLimit::max(LARGEST_VALUE))
+        .layer(DefaultBodyLimit::max(metadata::LARGEST_VALUE))
         .with_state(metadata::Table::default())
 }
 
