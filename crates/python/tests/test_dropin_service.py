@@ -132,6 +132,11 @@ def test_what_the_service_lends_others_use(service, master):
         ("PUT", "/api/put", b'{"key": "k", "value": ""}', 400),
         ("PUT", "/api/put", b'{"key": 1, "value": "v"}', 400),
         ("PUT", "/api/put", b"\xff\xfe", 400),
+        ("PUT", "/api/put", rb'{"key": "k", "value": "\ud800"}', 400),
+        ("PUT", "/api/put", rb'{"key": "\udfff", "value": "v"}', 400),
+        ("GET", "/api/get/%ff", None, 400),
+        ("DELETE", "/api/remove/%ed%a0%80", None, 400),
+        ("DELETE", "/api/remove/never", None, 500),
         ("GET", "/api/get/", None, 404),
         ("GET", "/api/put", None, 405),
         ("PUT", "/api/get/k", b"{}", 405),
@@ -193,6 +198,13 @@ def test_it_waits_for_its_master_and_can_be_told_to_stop_meanwhile(tmp_path):
     with Service("--config", path, "--max-wait-time=0") as service:
         out, err = service.process.communicate(timeout=20)
         assert service.process.returncode == 1 and "could not be set up" in err
+
+
+@pytest.mark.parametrize("change", [{"protocol": "rdma"}, {"metadata_server": "etcd://127.0.0.1:2379"}])
+def test_settings_that_waiting_does_not_mend_end_it_at_once(tmp_path, master, change):
+    with Service("--config", configuration(tmp_path, master, **change), "--max-wait-time=3600") as service:
+        out, err = service.process.communicate(timeout=20)
+    assert service.process.returncode == 1 and "can't be set up like that" in err and next(iter(change.values())) in err
 
 
 def test_values_on_the_command_line_and_in_the_environment(master, tmp_path):

@@ -7,8 +7,8 @@
 ``DELETE /api/remove/KEY``, ``DELETE /api/remove_all``
 ========================  ======================================================
 
-Errors are ``{"error": ...}``: 400 for what makes no sense, 404 for a key that is not there, 500 for what failed, and 501 for the calls
-that mount memory of other processes, which Layercake has not.
+Errors are ``{"error": ...}``: 400 for what makes no sense, 404 for a value that is not there, 500 for what failed, the removal of a key
+that is not there among it, and 501 for the calls that mount memory of other processes, which Layercake has not.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ LARGEST_BODY = 100 << 20
 IDLE_WITHIN = 60.0
 RETRY_EVERY = 1.0
 LONGEST_GRACE = 3600
+
+# What setup answers to settings that make no sense, or name what Layercake has not: that does not change by itself.
+FOR_GOOD = (-600, -1)
 
 
 class _Refused(Exception):
@@ -147,7 +150,7 @@ class _Routes:
         folder, _, last = path.rpartition("/")
         run = self.with_key.get((method, folder + "/"))
         if run and last:
-            return run(unquote(last))
+            return run(_key(last))
         known = {path for _, path in self.with_body} | {"/api/remove_all"}
         if path in known or (last and folder + "/" in {folder for _, folder in self.with_key}):
             raise _Refused(405, f"{method} is not accepted here")
@@ -159,7 +162,13 @@ class _Routes:
             raise _Refused(400, "Missing key or value")
         if not isinstance(key, str) or not isinstance(value, str) or not value:
             raise _Refused(400, "key and value must be texts that are not empty")
-        _check(self.store.put(key, value.encode()), "PUT operation failed")
+        try:
+            key.encode()
+            encoded = value.encode()
+        except UnicodeEncodeError as error:
+            # JSON can say halves of a character.
+            raise _Refused(400, f"key and value must be texts that have a UTF-8 form: {error}") from None
+        _check(self.store.put(key, encoded), "PUT operation failed")
         return _json({"status": "success"})
 
     def get(self, key: str) -> tuple[int, str, bytes]:
@@ -250,6 +259,13 @@ def _object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def _key(escaped: str) -> str:
+    try:
+        return unquote(escaped, errors="strict")
+    except UnicodeDecodeError as error:
+        raise _Refused(400, f"a key is UTF-8: {error}") from None
+
+
 def _segments(request: dict[str, Any]) -> tuple[list[str], int]:
     ids = request.get("segment_ids", [])
     ids = [ids] if isinstance(ids, str) else ids
@@ -286,8 +302,8 @@ class MooncakeStoreService:
         self._server: _Server | None = None
 
     async def start_store_service(self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None) -> bool:
-        """Sets the store up, trying again for as long as the master is not there. False: it is not there in time, or the
-        event is set."""
+        """Sets the store up, trying again for as long as the master is not there. False: it is not there in time, the event
+        is set, or the settings can't be used."""
         ends = time.monotonic() + max_wait_time
         stopped = shutdown_event or asyncio.Event()
         while not stopped.is_set():
@@ -296,6 +312,9 @@ class MooncakeStoreService:
             if code == 0:
                 self.store = store
                 return not stopped.is_set()
+            if code in FOR_GOOD:
+                logger.error("the store can't be set up like that: setup answered %s", code)
+                return False
             left = ends - time.monotonic()
             if left <= 0:
                 logger.error("the store could not be set up within %s s: setup answered %s", max_wait_time, code)
