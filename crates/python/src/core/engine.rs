@@ -112,9 +112,19 @@ impl EngineCore {
 
     /// Unregisters the buffer that begins at `addr`, and waits until no transfer touches it.
     pub(crate) fn unregister(&self, addr: u64) -> Result<(), RegisterRefused> {
+        self.unregister_within(addr, DRAIN)
+    }
+
+    /// As [`unregister`](Self::unregister), for callers that have so much time. The buffer of a call that ran out of it
+    /// stays known, and can be unregistered again.
+    pub(crate) fn unregister_within(
+        &self,
+        addr: u64,
+        drain: Duration,
+    ) -> Result<(), RegisterRefused> {
         let buffer = self.buffers.remove(addr);
         let buffer = buffer.ok_or(RegisterRefused::Unknown { addr })?;
-        buffer.memory.unregister(DRAIN).inspect_err(|_| {
+        buffer.memory.unregister(drain).inspect_err(|_| {
             // It is withdrawn, and its bytes may still move: the call can be repeated.
             self.buffers.insert(addr, buffer.clone());
         })?;

@@ -71,7 +71,8 @@ pub(crate) enum Health {
 }
 
 impl StoreCore {
-    /// Joins a cluster, within a runtime. Returns when all memory that is to be lent is in use.
+    /// Joins a cluster, within a runtime. Returns when all memory that is to be lent is in use; dropping the future
+    /// leaves the cluster again, in the background.
     pub(crate) async fn open(
         settings: StoreSettings,
         shared: Option<SharedEngine>,
@@ -112,13 +113,13 @@ impl StoreCore {
             gets: GetTable::default(),
             tasks: TaskTable::default(),
         });
-        match core.lend(&settings).await {
-            Ok(()) => Ok(core),
-            Err(error) => {
-                core.close(Instant::now() + UNDO_WITHIN).await;
-                Err(error)
-            }
+        let mut undo = Undo(Some(Arc::clone(&core)));
+        let lent = core.lend(&settings).await;
+        if lent.is_err() {
+            core.close(Instant::now() + UNDO_WITHIN).await;
         }
+        undo.0 = None;
+        lent.map(|()| core)
     }
 
     /// Lends memory, and returns when all of it is mounted.
@@ -219,21 +220,34 @@ impl StoreCore {
         if let Err(error) = self.link.close(left()).await {
             tracing::debug!(%error, "closing the link");
         }
-        let (engine, left, owned) = (Arc::clone(&self.engine), left(), self.owns_engine);
+        let (engine, owned) = (Arc::clone(&self.engine), self.owns_engine);
         let registered = std::mem::take(&mut *self.registered.lock());
         let stop = move || {
+            let left = || until.saturating_duration_since(Instant::now());
             if owned {
-                engine.shutdown(left);
+                engine.shutdown(left());
             } else {
                 for addr in registered {
                     // Somebody else may have unregistered it.
-                    let done = engine.unregister(addr);
+                    let done = engine.unregister_within(addr, left());
                     tracing::debug!(addr, ?done, "a buffer was unregistered");
                 }
             }
         };
         let stopped = tokio::task::spawn_blocking(stop).await;
         tracing::debug!(ok = stopped.is_ok(), "the engine was let go of");
+    }
+}
+
+/// Closes a member whose start was given up half way.
+struct Undo(Option<Arc<StoreCore>>);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Some(core) = self.0.take() {
+            let handle = core.handle.clone();
+            handle.spawn(async move { core.close(Instant::now() + UNDO_WITHIN).await });
+        }
     }
 }
 

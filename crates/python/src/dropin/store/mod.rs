@@ -117,17 +117,22 @@ impl PyMooncakeStore {
     fn open(
         &self,
         py: Python<'_>,
-        arguments: &Arguments,
+        arguments: Arguments,
         engine: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<i64> {
         let shared = settings::engine(engine)?;
-        let settings = shared.as_ref().map(|shared| shared.engine.settings());
-        let settings = match py.detach(|| arguments.settings(settings)) {
+        let of_engine = shared.as_ref();
+        let of_engine = of_engine.map(|shared| shared.engine.settings().clone());
+        // Name servers and masters may keep one waiting: a signal ends either.
+        let handle = runtime::handle(py)?;
+        let read = settings::read(arguments, of_engine);
+        let settings = match runtime::run_interruptibly(py, &handle, read)? {
             Ok(settings) => settings,
             Err(error) => return Ok(refused(&error)),
         };
         self.close(py)?;
-        let core = match runtime::run(py, settings::open(settings, shared))? {
+        let opened = settings::open(settings, shared);
+        let core = match runtime::run_interruptibly(py, &handle, opened)? {
             Ok(core) => core,
             Err(error) => {
                 tracing::error!(%error, "the store was not set up");
@@ -169,8 +174,8 @@ impl PyMooncakeStore {
 
     /// Joins a cluster: ``setup(local_hostname, metadata_server, global_segment_size, local_buffer_size, protocol,
     /// rdma_devices, master_server_addr, engine=None, enable_ssd_offload=False, ssd_offload_path='',
-    /// tenant_id='default', enable_client_http_server=False, client_http_port=9300)``, or ``setup(config)`` with a dict of
-    /// the same names, of which the first two must be there.
+    /// tenant_id='default', enable_client_http_server=False, client_http_port=9300)``, or ``setup(config, engine=None)`` with a
+    /// dict of the same names, of which the first two must be there; ``None`` stands for one that is not.
     ///
     /// Args:
     ///     local_hostname: Host name or address that others reach this process by. A port that is given becomes part of
@@ -186,12 +191,12 @@ impl PyMooncakeStore {
     ///     ssd_offload_path: Not used.
     ///     tenant_id: Namespace of the keys, if the master separates tenants.
     ///     enable_client_http_server: There is none.
-    ///     client_http_port: Not used.
+    ///     client_http_port: Only checked.
     ///
     /// Returns:
     ///     0, or a negative code, with the reason on standard error.
     #[expect(clippy::too_many_arguments, reason = "they are positional in Mooncake")]
-    #[pyo3(signature = (local_hostname = None, metadata_server = None, global_segment_size = None, local_buffer_size = None, protocol = None, rdma_devices = None, master_server_addr = None, engine = None, enable_ssd_offload = Flag(false), ssd_offload_path = "", tenant_id = "default", enable_client_http_server = Flag(false), client_http_port = Int(9300), *, config = None))]
+    #[pyo3(signature = (local_hostname = None, metadata_server = None, global_segment_size = None, local_buffer_size = None, protocol = None, rdma_devices = None, master_server_addr = None, engine = None, enable_ssd_offload = Flag(false), ssd_offload_path = "", tenant_id = "default", enable_client_http_server = Flag(false), client_http_port = Int(settings::DEFAULT_HTTP_PORT), *, config = None))]
     fn setup(
         &self,
         py: Python<'_>,
@@ -205,24 +210,20 @@ impl PyMooncakeStore {
         engine: Option<Bound<'_, PyAny>>,
         enable_ssd_offload: Flag,
         ssd_offload_path: &str,
-        tenant_id: &str,
+        tenant_id: Option<&str>,
         enable_client_http_server: Flag,
         client_http_port: Int,
         config: Option<Bound<'_, PyDict>>,
     ) -> PyResult<i64> {
+        let engine = engine.as_ref().filter(|engine| !engine.is_none());
         let first_is_dict = local_hostname.and_then(|first| first.cast::<PyDict>().ok());
         if let Some(dict) = config.as_ref().or(first_is_dict) {
             return match Arguments::of_dict(dict)? {
-                Ok(arguments) => self.open(py, &arguments, None),
+                Ok(arguments) => self.open(py, arguments, engine),
                 Err(error) => Ok(refused(&error)),
             };
         }
-        let _ = (
-            local_buffer_size,
-            rdma_devices,
-            ssd_offload_path,
-            client_http_port,
-        );
+        let _ = (local_buffer_size, rdma_devices, ssd_offload_path);
         let arguments = Arguments {
             local_hostname: settings::needed(
                 "local_hostname",
@@ -233,14 +234,11 @@ impl PyMooncakeStore {
             protocol: settings::needed("protocol", protocol)?,
             master: settings::needed("master_server_addr", master_server_addr)?,
             offload: enable_ssd_offload.0,
-            tenant: tenant_id.to_owned(),
+            tenant: tenant_id.unwrap_or(settings::DEFAULT_TENANT).to_owned(),
             http: enable_client_http_server.0,
+            http_port: client_http_port.0,
         };
-        self.open(
-            py,
-            &arguments,
-            engine.as_ref().filter(|engine| !engine.is_none()),
-        )
+        self.open(py, arguments, engine)
     }
 
     /// Leaves the cluster: what was lent is withdrawn with the objects in it, and open sessions are given up.

@@ -1,9 +1,9 @@
 //! From the arguments of `setup` to the settings of a member.
 
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use layercake_master::mooncake::parse_size;
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::key::Tenant;
 use layercake_store::StoreError;
@@ -11,11 +11,11 @@ use layercake_store::link::Timeouts;
 use pyo3::Borrowed;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyString};
+use pyo3::types::{PyDict, PyString};
 use thiserror::Error;
 use tokio::net::TcpStream;
 
-use crate::args::Int;
+use crate::args::{Flag, Int};
 use crate::core::{EngineSettings, MemberName, SharedEngine, StoreCore, StoreSettings};
 use crate::dropin::engine::PyInnerTransferEngine;
 use crate::dropin::member::{self, Unsupported};
@@ -23,6 +23,10 @@ use crate::dropin::member::{self, Unsupported};
 /// Where Mooncake's master listens by default, and how much memory a dict without a size means.
 const DEFAULT_MASTER: &str = "127.0.0.1:50051";
 const DEFAULT_CAPACITY: u64 = 16 << 20;
+
+/// What the configuration leaves out, and the signature of `setup` names.
+pub(super) const DEFAULT_TENANT: &str = "default";
+pub(super) const DEFAULT_HTTP_PORT: u64 = 9300;
 
 /// Less than this can't be lent.
 const LEAST_CAPACITY: u64 = 4096;
@@ -70,6 +74,8 @@ pub(super) struct Arguments {
     pub(super) offload: bool,
     pub(super) tenant: String,
     pub(super) http: bool,
+    /// Of the HTTP server that there is not: only checked.
+    pub(super) http_port: u64,
 }
 
 /// An argument that has no default.
@@ -97,7 +103,7 @@ const KEYS: [&str; 15] = [
 ];
 
 impl Arguments {
-    /// From a configuration, whose values may be texts.
+    /// From a configuration, whose values may be texts. `None` stands for a key that is not there.
     pub(super) fn of_dict(dict: &Bound<'_, PyDict>) -> PyResult<Result<Self, Refused>> {
         for (key, _) in dict.iter() {
             let key: String = key.extract()?;
@@ -118,11 +124,11 @@ impl Arguments {
     }
 
     fn read(dict: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let get = |key: &str| dict.get_item(key);
+        let get = |key: &str| Ok::<_, PyErr>(dict.get_item(key)?.filter(|value| !value.is_none()));
         let text = |key: &str| get(key)?.map(|value| value.extract::<String>()).transpose();
         let flag = |key: &str| {
             get(key)?.map_or(Ok(false), |value| {
-                value.extract::<Truth>().map(|flag| flag.0)
+                value.extract::<Truth>().map(|truth| truth.0)
             })
         };
         let must = |key: &str| {
@@ -134,6 +140,7 @@ impl Arguments {
             None => text("master_server_address")?,
         };
         let capacity = get("global_segment_size")?.map(|size| size.extract::<Bytes>());
+        let http_port = get("client_http_port")?.map(|port| port.extract::<Port>());
         // Only checked: values are not staged.
         get("local_buffer_size")?
             .map(|size| size.extract::<Bytes>())
@@ -147,8 +154,11 @@ impl Arguments {
             protocol: text("protocol")?.unwrap_or_else(|| "tcp".to_owned()),
             master: master.unwrap_or_else(|| DEFAULT_MASTER.to_owned()),
             offload: flag("enable_ssd_offload")?,
-            tenant: text("tenant_id")?.unwrap_or_else(|| "default".to_owned()),
+            tenant: text("tenant_id")?.unwrap_or_else(|| DEFAULT_TENANT.to_owned()),
             http: flag("enable_client_http_server")?,
+            http_port: http_port
+                .transpose()?
+                .map_or(DEFAULT_HTTP_PORT, |port| port.0),
         })
     }
 
@@ -169,6 +179,12 @@ impl Arguments {
             return Err(Refused::Setting(format!(
                 "master_server_addr is {:?}: {scheme} is not supported, host:port of the master is needed",
                 self.master
+            )));
+        }
+        if u16::try_from(self.http_port).is_err() {
+            return Err(Refused::Setting(format!(
+                "client_http_port is {}: a port from 0 to 65535 is needed",
+                self.http_port
             )));
         }
         for (given, name) in [
@@ -214,15 +230,33 @@ impl Arguments {
     }
 }
 
+/// As [`Arguments::settings`], on a thread of its own: looking names up may take as long as name servers like.
+pub(super) async fn read(
+    arguments: Arguments,
+    shared: Option<EngineSettings>,
+) -> Result<StoreSettings, Refused> {
+    let read = tokio::task::spawn_blocking(move || arguments.settings(shared.as_ref())).await;
+    read.unwrap_or_else(|error| {
+        Err(Refused::Setting(format!(
+            "an internal task failed: {error}"
+        )))
+    })
+}
+
 /// Joins, once the master is there.
 pub(super) async fn open(
     settings: StoreSettings,
     shared: Option<SharedEngine>,
 ) -> Result<Arc<StoreCore>, StoreError> {
-    let until = Instant::now() + master_within();
-    while TcpStream::connect(&settings.master).await.is_err() && Instant::now() < until {
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
+    // Not longer, whatever an attempt hangs at: a name server, or a host that drops packets. Why there is no
+    // connection the link finds out and says.
+    let there = async {
+        while TcpStream::connect(&settings.master).await.is_err() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    let there = tokio::time::timeout(master_within(), there).await;
+    tracing::debug!(in_time = there.is_ok(), "the master was waited for");
     let tenant = settings.tenant.clone();
     let core = StoreCore::open(settings, shared).await?;
     if tenant != Tenant::default() && core.client().link().shares_tenants() {
@@ -259,68 +293,48 @@ impl<'py> FromPyObject<'_, 'py> for Bytes {
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         match obj.cast::<PyString>() {
-            Ok(text) => text
-                .to_string_lossy()
-                .parse()
-                .map_err(PyValueError::new_err),
+            Ok(text) => {
+                let text = text.to_string_lossy();
+                let size = parse_size(&text).ok_or_else(|| {
+                    PyValueError::new_err(format!(
+                        "{text:?} is no size: a number with a unit is needed, such as \"16MB\" or \"4GB\""
+                    ))
+                });
+                size.map(Self)
+            }
             Err(_) => obj.extract::<Int>().map(|int| Self(int.0)),
         }
     }
 }
 
-impl FromStr for Bytes {
-    type Err = String;
+/// The number of a port: an int, or a text with its digits. What is no port is refused later, with the values.
+struct Port(u64);
 
-    /// Units are powers of two, whatever they are called, as in Mooncake's configuration.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let lower = text.trim().to_ascii_lowercase();
-        let digits = lower
-            .bytes()
-            .take_while(|byte| byte.is_ascii_digit() || *byte == b'.')
-            .count();
-        let (number, unit) = (&lower[..digits], lower[digits..].trim());
-        let shift = match unit {
-            "" | "b" => Some(0),
-            "k" | "kb" | "kib" => Some(10),
-            "m" | "mb" | "mib" => Some(20),
-            "g" | "gb" | "gib" => Some(30),
-            "t" | "tb" | "tib" => Some(40),
-            _ => None,
+impl<'py> FromPyObject<'_, 'py> for Port {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(text) = obj.cast::<PyString>() else {
+            return obj.extract::<Int>().map(|int| Self(int.0));
         };
-        let bytes = shift.and_then(|shift: u32| match number.parse::<u64>() {
-            Ok(number) => number.checked_mul(1 << shift),
-            Err(_) => fraction(number, shift),
-        });
-        bytes.map(Self).ok_or_else(|| {
-            format!(
-                "{text:?} is no size: a number with a unit is needed, such as \"16MB\" or \"4GB\""
-            )
+        let text = text.to_string_lossy();
+        text.trim().parse().map(Self).map_err(|_| {
+            PyValueError::new_err(format!("client_http_port is {text:?}: a port is needed"))
         })
     }
 }
 
-fn fraction(number: &str, shift: u32) -> Option<u64> {
-    let bytes = number.parse::<f64>().ok()? * f64::from(shift).exp2();
-    // Sizes that lose digits here are larger than any memory.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the digits had no sign, and the bound was checked"
-    )]
-    (bytes < 2_f64.powi(63)).then_some(bytes as u64)
-}
-
-/// A bool, or a text that says one.
+/// A flag as the signature of `setup` takes it, or a text that says one.
 struct Truth(bool);
 
 impl<'py> FromPyObject<'_, 'py> for Truth {
     type Error = PyErr;
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if obj.is_instance_of::<PyBool>() {
-            return obj.is_truthy().map(Self);
-        }
-        let text = obj.extract::<String>()?;
+        let Ok(text) = obj.cast::<PyString>() else {
+            return obj.extract::<Flag>().map(|flag| Self(flag.0));
+        };
+        let text = text.to_string_lossy();
         match text.to_ascii_lowercase().as_str() {
             "true" | "1" | "yes" | "on" => Ok(Self(true)),
             "false" | "0" | "no" | "off" | "" => Ok(Self(false)),

@@ -1,0 +1,176 @@
+"""``setup`` of ``mooncake.store``: what it is told, and masters that are not there."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("mooncake.store", reason="layercake-mooncake is not installed")
+
+from conftest import child_env, run_child  # noqa: E402
+from dropin import PRELUDE, check, running_master  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def master():
+    with running_master() as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def hanging():
+    """An address at which attempts to connect are neither accepted nor refused: the queue of its listener is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        while True:
+            attempt = stack.enter_context(socket.socket())
+            attempt.settimeout(0.3)
+            try:
+                attempt.connect(listener.getsockname())
+            except TimeoutError:
+                break
+        yield "127.0.0.1:%d" % listener.getsockname()[1]
+
+
+SETUP = """
+print("begun", flush=True)
+store = MooncakeDistributedStore()
+code = store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1])
+print(code, flush=True)
+"""
+
+
+def test_a_master_that_neither_accepts_nor_refuses_is_waited_for_no_longer_than_one_that_refuses():
+    with hanging() as address:
+        begun = time.monotonic()
+        done = run_child(PRELUDE + SETUP, address, LAYERCAKE_SETUP_TIMEOUT="0.5")
+        assert done.returncode == 0 and int(done.stdout.split()[-1]) < 0, done
+        assert time.monotonic() - begun < 15, "an attempt has two seconds"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_a_master(number):
+    code = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+"""
+    with hanging() as address:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + code + SETUP, address],
+            env=child_env(LAYERCAKE_SETUP_TIMEOUT="60"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(number)
+            out, err = process.communicate(timeout=15)
+            assert out == "", "setup did not return"
+            assert process.returncode == 143 or "KeyboardInterrupt" in err
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_a_dict_may_say_what_arguments_may(master):
+    code = """
+def setup(**more):
+    store = MooncakeDistributedStore()
+    needed = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "master_server_addr": sys.argv[1]}
+    code = store.setup(needed | {"global_segment_size": 0} | more)
+    assert store.close() == 0
+    return code
+
+def type_error(**more):
+    try:
+        setup(**more)
+    except TypeError:
+        return True
+
+for flag in (0, 1, False, True, "0", "false", "ON", None):
+    assert setup(enable_ssd_offload=flag, enable_client_http_server=flag) == 0, flag
+for port in (0, 65535, "9300", None):
+    assert setup(client_http_port=port) == 0, port
+for name in ("tenant_id", "protocol", "rdma_devices", "ssd_offload_path", "local_buffer_size"):
+    assert setup(**{name: None}) == 0, name
+assert setup(global_segment_size="1.5 MB") == 0
+for bad in ({"client_http_port": 65536}, {"client_http_port": "much"}, {"enable_ssd_offload": "perhaps"}, {"local_hostname": None},
+            {"global_segment_size": "99999999999TB"}, {"tenant_id": "x" * 5000}):
+    assert setup(**bad) == -600, bad
+assert type_error(client_http_port=-1) and type_error(enable_ssd_offload=0.5) and type_error(tenant_id=7)
+
+store = MooncakeDistributedStore()
+arguments = ("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1])
+assert store.setup(*arguments, client_http_port=65536) == -600
+assert store.setup(*arguments, tenant_id=None, enable_ssd_offload=None) == 0
+"""
+    done = run_child(PRELUDE + code, master)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_dict_and_an_engine_share_the_engine(master, rng):
+    code = """
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+name = f"127.0.0.1:{engine.get_rpc_port()}"
+config = {"local_hostname": name, "metadata_server": "P2PHANDSHAKE", "master_server_addr": sys.argv[1]}
+for way in ({"config": config}, {"local_hostname": config}):
+    store = MooncakeDistributedStore()
+    assert store.setup(**way, engine=engine.get_engine()) == 0
+    # What was registered here is known there: they are one.
+    memory = alloc(4096)
+    assert store.register_buffer(memory, 4096) == 0
+    assert engine.register_memory(memory, 4096) < 0
+    assert store.close() == 0
+    assert engine.register_memory(memory, 4096) == 0 == engine.unregister_memory(memory)
+try:
+    MooncakeDistributedStore().setup(config, engine=7)
+    raise SystemExit("7 is no engine")
+except TypeError:
+    pass
+"""
+    check(code, master)
+
+
+def test_closing_a_store_on_a_shared_engine_waits_no_longer_than_any_close():
+    code = """
+import os, signal, subprocess
+from mooncake.engine import TransferEngine
+LEN = 96 * MIB
+holder = subprocess.Popen([sys.executable, "-c", HOLDER, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+try:
+    assert holder.stdout.readline() == "ready\\n"
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    store = MooncakeDistributedStore()
+    name = f"127.0.0.1:{engine.get_rpc_port()}"
+    assert store.setup(name, "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1], engine=engine.get_engine()) == 0
+    memory = alloc(LEN)
+    assert store.register_buffer(memory, LEN) == 0
+    assert store.put_from("before", memory, 10) == 0
+    os.kill(holder.pid, signal.SIGSTOP)
+    codes = []
+    put = threading.Thread(target=lambda: codes.append(store.put_from("stuck", memory, LEN)), daemon=True)
+    put.start()
+    put.join(1)
+    assert put.is_alive(), codes
+    start = time.monotonic()
+    assert store.close() == 0
+    print(time.monotonic() - start)
+finally:
+    holder.kill()
+    holder.communicate()
+"""
+    holder = PRELUDE + "store = new(128 * MIB)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+    with running_master("--client_ttl=60") as (address, _):
+        done = run_child(f"HOLDER = {holder!r}\n" + PRELUDE + code, address, LAYERCAKE_TRANSPORTS="tcp")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 10, "three seconds are allowed, whatever is in flight"
