@@ -151,6 +151,33 @@ assert store.put_from("again", source, 10) == 0
     assert done.returncode == 0, done.stderr
 
 
+def test_room_behind_the_end_of_an_object_is_left_alone(master):
+    code = """
+import random, resource
+store = new()
+value = random.randbytes(10_000)
+assert store.put("k", value) == 0
+room = 512 * MIB
+memory = alloc(room)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+def begin(length):
+    return ctypes.string_at(memory, length)
+
+before = peak()
+assert store.get_into("k", memory, room) == len(value) and begin(len(value) + 1) == value + bytes(1)
+# What follows need not even be mapped.
+other = memory + MIB
+assert store.batch_get_into(["k", "k"], [memory, other], [room, 1 << 40]) == [len(value)] * 2
+assert ctypes.string_at(other, len(value) + 1) == value + bytes(1)
+assert peak() - before < room // 4, "all of the room was touched"
+assert store.remove("k", True) == 0
+"""
+    check(code, master)
+
+
 # Each is a call that must neither crash nor hang, and what it may answer with.
 BAD_CALLS = [
     "store.put_from('k', 0, 10)",

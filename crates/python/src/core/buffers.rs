@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use layercake_transport::{Access, LocalSlice, Memory, RegionDescriptor};
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::RwLock;
 use thiserror::Error;
 
 use crate::memory::{self, Unusable, Use};
@@ -51,19 +51,20 @@ impl Buffers {
             .collect()
     }
 
-    /// For the pieces of one call: a buffer taken out meanwhile is still found, and its pieces fail.
+    /// For the pieces of one call: a buffer taken out meanwhile may still be found, and its pieces fail.
     pub(crate) fn resolver(&self) -> Resolver<'_> {
         Resolver {
-            buffers: self.by_start.read(),
+            buffers: self,
             last: None,
         }
     }
 }
 
 /// Turns addresses into slices. Neighbouring pieces mostly lie in one buffer, so the last one found is
-/// tried first.
+/// tried first. No lock is held between two look-ups, nor while the pages of unregistered memory are made
+/// present, which takes as long as there are pages.
 pub(crate) struct Resolver<'a> {
-    buffers: RwLockReadGuard<'a, BTreeMap<u64, Buffer>>,
+    buffers: &'a Buffers,
     last: Option<(u64, Memory)>,
 }
 
@@ -88,7 +89,8 @@ impl Resolver<'_> {
         {
             return Some(slice);
         }
-        let (start, buffer) = self.buffers.range(..=addr).next_back()?;
+        let buffers = self.buffers.by_start.read();
+        let (start, buffer) = buffers.range(..=addr).next_back()?;
         let slice = slice_of(*start, &buffer.memory, addr, len)?;
         self.last = Some((*start, buffer.memory.clone()));
         Some(slice)

@@ -1,6 +1,7 @@
 //! Get sessions by key: coded.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::error::Refusal;
@@ -13,15 +14,32 @@ use super::code::{self, ABSENT, Call, INVALID};
 use crate::args::{Keys, Ragged};
 use crate::memory::Use;
 
-/// The open get sessions of a client.
+/// The open get sessions of a client. A reading call shares those it reads from, so that the table is held for look-ups
+/// only; a session that was ended meanwhile gives its lease back when the call is done.
 #[derive(Debug, Default)]
-pub(super) struct GetTable(RwLock<HashMap<ObjectKey, GetSession>>);
+pub(super) struct GetTable(RwLock<HashMap<ObjectKey, Arc<GetSession>>>);
 
 impl GetTable {
     pub(super) fn clear(&self) {
         // Dropped outside the lock.
         let sessions = std::mem::take(&mut *self.0.write());
         drop(sessions);
+    }
+
+    /// The keys' sessions, in the keys' order.
+    fn of(&self, keys: &Keys) -> Vec<Option<Arc<GetSession>>> {
+        let table = self.0.read();
+        let found = keys.iter().map(|key| table.get(key.ok()?).cloned());
+        found.collect()
+    }
+
+    /// Takes a session out, unless its key has another one by now.
+    fn remove(&self, ended: &Arc<GetSession>) {
+        let mut table = self.0.write();
+        let key = ended.key();
+        if table.get(key).is_some_and(|now| Arc::ptr_eq(now, ended)) {
+            table.remove(key);
+        }
     }
 }
 
@@ -39,7 +57,7 @@ impl StoreCore {
                 .zip(started)
                 .map(|(key, session)| match session {
                     Ok(session) => {
-                        old.extend(table.insert(key.clone(), session));
+                        old.extend(table.insert(key.clone(), Arc::new(session)));
                         ResultCode::OK.as_result()
                     }
                     Err(error) => {
@@ -67,48 +85,34 @@ impl StoreCore {
             return vec![INVALID; keys.len()];
         }
         let mut codes = vec![INVALID; keys.len()];
-        let mut indices = Vec::with_capacity(keys.len());
-        let read = {
-            let table = self.gets.0.read();
-            let mut reads = Vec::with_capacity(keys.len());
-            for (index, key) in keys.iter().enumerate() {
-                let Some(session) = key.ok().and_then(|key| table.get(key)) else {
-                    continue;
-                };
-                let row = (addrs.row(index), lens.row(index), offsets.row(index));
-                match self.ranges(session.size(), row, Use::Write) {
-                    Ok(ranges) if ranges.is_empty() => codes[index] = 0,
-                    Ok(ranges) => {
-                        indices.push(index);
-                        reads.push(RangeRead { session, ranges });
-                    }
-                    Err(code) => codes[index] = code,
+        let sessions = self.gets.of(keys);
+        let mut entries = Vec::with_capacity(keys.len());
+        let mut reads = Vec::with_capacity(keys.len());
+        for (index, session) in sessions.iter().enumerate() {
+            let Some(session) = session else {
+                continue;
+            };
+            let row = (addrs.row(index), lens.row(index), offsets.row(index));
+            match self.ranges(session.size(), row, Use::Write) {
+                Ok(ranges) if ranges.is_empty() => codes[index] = 0,
+                Ok(ranges) => {
+                    entries.push((index, session));
+                    reads.push(RangeRead { session, ranges });
                 }
+                Err(code) => codes[index] = code,
             }
-            // Under way when this returns; the table is not held while they fly.
-            self.client().read_ranges(reads)
-        };
-        let read = self.block(read);
-        let mut expired = Vec::new();
-        for (index, done) in indices.into_iter().zip(read) {
+        }
+        let read = self.block(self.client().read_ranges(reads));
+        for ((index, session), done) in entries.into_iter().zip(read) {
             codes[index] = match done {
                 Ok(done) => code::count(done.bytes),
                 Err(error) => {
                     if matches!(error, StoreError::Refused(Refusal::LeaseExpired)) {
-                        expired.push(index);
+                        self.gets.remove(session);
                     }
                     code::of(&error, Call::Session)
                 }
             };
-        }
-        if !expired.is_empty() {
-            let keys: Vec<_> = keys.iter().collect();
-            let mut table = self.gets.0.write();
-            for index in expired {
-                if let Ok(key) = keys[index] {
-                    table.remove(key);
-                }
-            }
         }
         codes
     }
@@ -116,7 +120,7 @@ impl StoreCore {
     /// Ends sessions; keys without one are passed over. Their leases are given back in the background: nobody
     /// waits for the master's word on that.
     pub(crate) fn end_gets(&self, keys: &Keys) {
-        let ended: Vec<GetSession> = {
+        let ended: Vec<Arc<GetSession>> = {
             let mut table = self.gets.0.write();
             let ended = keys.good().iter().filter_map(|key| table.remove(key));
             ended.collect()

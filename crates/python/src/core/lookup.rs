@@ -1,12 +1,17 @@
 //! Questions about keys, and their removal: coded.
 
 use layercake_protocol::code::ResultCode;
+use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::Recency;
 use layercake_store::StoreError;
+use tokio::task::JoinSet;
 
 use super::StoreCore;
-use super::code::{self, ABSENT, Call};
+use super::code::{self, ABSENT, Call, INVALID};
 use crate::args::Keys;
+
+/// Replicas that one call drops at a time. Where others stay, their bytes are written anew, so memory bounds it.
+const DROPS_AT_A_TIME: usize = 8;
 
 /// One replica, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,11 +74,26 @@ impl StoreCore {
 
     /// Takes the replicas in the segment of this name away, and objects that have no other: 0 or a code for each.
     pub(crate) fn drop_replicas(&self, keys: &Keys, segment: &str) -> Vec<i64> {
-        let dropped = keys.good().iter().map(|key| {
-            let done = self.block(self.client().drop_replica(key, segment));
-            outcome(done)
-        });
-        keys.align(dropped.collect(), |_| ABSENT)
+        let dropped = self.block(self.drop_together(keys.good(), segment));
+        keys.align(dropped, |_| ABSENT)
+    }
+
+    async fn drop_together(&self, keys: &[ObjectKey], segment: &str) -> Vec<i64> {
+        let mut codes = vec![INVALID; keys.len()];
+        let mut waiting = keys.iter().cloned().enumerate();
+        let mut under_way = JoinSet::new();
+        loop {
+            let free = DROPS_AT_A_TIME.saturating_sub(under_way.len());
+            for (index, key) in waiting.by_ref().take(free) {
+                let (client, segment) = (self.client().clone(), segment.to_owned());
+                under_way.spawn(async move { (index, client.drop_replica(&key, &segment).await) });
+            }
+            match under_way.join_next().await {
+                Some(Ok((index, done))) => codes[index] = outcome(done),
+                Some(Err(error)) => tracing::error!(%error, "dropping a replica"),
+                None => return codes,
+            }
+        }
     }
 
     /// Removes objects whose key the regular expression matches anywhere; gives their number.

@@ -30,8 +30,9 @@
 //! ([`buffers`]), what does not is checked and used for the call. Argument lists of different lengths
 //! are answered as the table of the Mooncake interface says: the error for every key, and nothing moves.
 //!
-//! Lock order: a table of sessions, then the buffers. No lock is held while a call waits; the tables are
-//! held, shared, while a batch is handed to the transport, which never blocks.
+//! Locks don't nest: addresses are resolved, and the pages of unregistered memory made present, before a table of
+//! sessions is taken, and the buffers are locked for one look-up at a time. No lock is held while a call waits; that
+//! of the put sessions is held, shared, while a batch is handed to the transport, which never blocks.
 
 pub(crate) mod buffers;
 pub(crate) mod code;

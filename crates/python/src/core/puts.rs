@@ -51,6 +51,16 @@ impl PutTable {
         table.drain().map(|(_, put)| put.session).collect()
     }
 
+    /// The sizes of the keys' sessions, and what tells these from later ones of the same keys.
+    fn of(&self, keys: &Keys) -> Vec<Option<(u64, Arc<Failures>)>> {
+        let table = self.0.read();
+        let found = keys.iter().map(|key| {
+            let put = table.get(key.ok()?)?;
+            Some((put.session.size(), Arc::clone(&put.failures)))
+        });
+        found.collect()
+    }
+
     /// Puts a session back; unless its key has another by now, which only a session that is over leaves
     /// room for.
     fn put_back(&self, put: Put) {
@@ -125,29 +135,37 @@ impl StoreCore {
             return vec![INVALID; keys.len()];
         }
         let mut answers = Answers::new(keys.len());
-        let mut entries = Vec::with_capacity(keys.len());
+        // Local memory is looked at, which may take long, before the table is held.
+        let mut wanted = Vec::with_capacity(keys.len());
+        for (index, open) in self.puts.of(keys).into_iter().enumerate() {
+            let Some((size, failures)) = open else {
+                continue;
+            };
+            let row = (addrs.row(index), lens.row(index), offsets.row(index));
+            match self.ranges(size, row, Use::Read) {
+                Ok(_) if row.1.is_empty() => {
+                    answers.codes[index] = ResultCode::NO_RANGES.as_result();
+                }
+                Ok(ranges) if ranges.is_empty() => answers.codes[index] = 0,
+                Ok(ranges) => wanted.push((index, failures, ranges)),
+                Err(code) => answers.codes[index] = code,
+            }
+        }
+        let mut entries = Vec::with_capacity(wanted.len());
         let written = {
+            let good: Vec<_> = keys.iter().collect();
             let table = self.puts.0.read();
-            let mut writes = Vec::with_capacity(keys.len());
-            for (index, key) in keys.iter().enumerate() {
-                let Some(put) = key.ok().and_then(|key| table.get(key)) else {
-                    continue;
-                };
-                let row = (addrs.row(index), lens.row(index), offsets.row(index));
-                match self.ranges(put.session.size(), row, Use::Read) {
-                    Ok(_) if row.1.is_empty() => {
-                        answers.codes[index] = ResultCode::NO_RANGES.as_result();
-                    }
-                    Ok(ranges) if ranges.is_empty() => answers.codes[index] = 0,
-                    Ok(ranges) => {
-                        answers.indices.push(index);
-                        entries.push(put.failures.begin());
-                        writes.push(RangeWrite {
-                            session: &put.session,
-                            ranges,
-                        });
-                    }
-                    Err(code) => answers.codes[index] = code,
+            let mut writes = Vec::with_capacity(wanted.len());
+            for (index, failures, ranges) in wanted {
+                // One that was ended meanwhile is answered as any key without a session.
+                let put = good[index].ok().and_then(|key| table.get(key));
+                if let Some(put) = put.filter(|put| Arc::ptr_eq(&put.failures, &failures)) {
+                    answers.indices.push(index);
+                    entries.push(put.failures.begin());
+                    writes.push(RangeWrite {
+                        session: &put.session,
+                        ranges,
+                    });
                 }
             }
             // Under way when this returns; the table is not held while they fly.

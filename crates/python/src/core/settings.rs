@@ -1,7 +1,8 @@
 //! What a member is started with.
 //!
-//! The environment is read here and nowhere else: `LAYERCAKE_MASTER`, `LAYERCAKE_TOKEN` and
-//! `LAYERCAKE_TRANSPORTS`.
+//! `LAYERCAKE_MASTER`, `LAYERCAKE_TOKEN` and `LAYERCAKE_TRANSPORTS` stand in for what the caller did not say; a
+//! variable that is empty is as good as none. They are read here for all members; variables of the logs, of the
+//! drop-in's `setup` and of its commands are read where they are used.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicU64, Ordering};

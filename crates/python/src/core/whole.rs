@@ -128,11 +128,29 @@ impl StoreCore {
             if room > size && !roomy {
                 return Err(Call::Session.transfer_failed().as_result());
             }
-            let pieces = self.pieces(addrs, lens, Use::Write, Call::WholeRead)?;
-            Ok(consecutive(pieces, size))
+            self.filled(addrs, lens, size)
         });
         let items = items.collect();
         open.read(items)
+    }
+
+    /// The ranges of an object of `size` bytes, piece after piece. Memory behind its end is not looked at: it is none
+    /// of the call's business, and may not even be there.
+    fn filled(&self, addrs: &[u64], lens: &[u64], size: u64) -> Result<Vec<Range>, i64> {
+        let mut resolver = self.engine().resolver();
+        let mut ranges = Vec::with_capacity(addrs.len());
+        let mut offset = 0;
+        for (&addr, &len) in addrs.iter().zip(lens) {
+            let len = len.min(size - offset);
+            if len == 0 {
+                continue;
+            }
+            let local = resolver.any(addr, len, Use::Write);
+            let local = local.map_err(|error| code::of_memory(&error, Call::WholeRead))?;
+            ranges.push(Range { offset, local });
+            offset += len;
+        }
+        Ok(ranges)
     }
 }
 
@@ -209,28 +227,6 @@ impl OpenGets<'_> {
 /// A whole object, into memory of its size.
 pub(crate) fn whole(local: LocalSlice) -> Vec<Range> {
     vec![Range { offset: 0, local }]
-}
-
-/// The ranges of an object's first `size` bytes, piece after piece.
-fn consecutive(pieces: Vec<LocalSlice>, size: u64) -> Vec<Range> {
-    let mut ranges = Vec::with_capacity(pieces.len());
-    let mut offset = 0;
-    for piece in pieces {
-        let len = piece.len().min(size - offset);
-        if len == 0 {
-            break;
-        }
-        let local = if len == piece.len() {
-            piece
-        } else {
-            piece
-                .part(0, len)
-                .expect("a part is no longer than its piece")
-        };
-        ranges.push(Range { offset, local });
-        offset += len;
-    }
-    ranges
 }
 
 fn put_code(outcome: Result<PutOutcome, StoreError>) -> i64 {
