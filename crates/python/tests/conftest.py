@@ -40,6 +40,12 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(request.node.nodeid)
 
 
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request, monkeypatch):
+    monkeypatch.setenv("LAYERCAKE_TRANSPORTS", request.param)
+    return request.param
+
+
 def child_env(**extra: str) -> dict[str, str]:
     """The environment of this process, without what would choose a cluster for a child."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("LAYERCAKE_")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import socket
 import subprocess
 import sys
@@ -112,3 +114,18 @@ def clients(master: str, *segments: int) -> Iterator[list[Client]]:
         for client in started:
             with contextlib.suppress(OSError):
                 client.kill()
+
+
+class Memory:
+    """Page-aligned memory with an address."""
+
+    def __init__(self, size: int):
+        self.map = mmap.mmap(-1, size)
+        self.view = (ctypes.c_char * size).from_buffer(self.map)
+        self.address = ctypes.addressof(self.view)
+
+    def __getitem__(self, where: slice) -> bytes:
+        return self.map[where]
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        self.map[where] = data

@@ -207,6 +207,77 @@ def test_segments_that_are_refused():
         SharedSegment()
 
 
+def test_blobs_of_shared_segments_open_nothing_else(tmp_path):
+    owner, blob = SharedSegment.create("one", 4096, 2, 0)
+    end, other = SharedSegment.create("one", 4096, 2, 1)
+    path = tmp_path / "layercake_1_0123456789abcdef"
+    path.write_bytes(bytes(4096))
+    for place in (path, "/dev/shm/../" + str(path)[1:], "/dev/shm/layercake_1_../../etc/passwd", "/dev/zero", ""):
+        forged = blob[:-64] + os.fsencode(place)[:64].ljust(64, b"\0")
+        with pytest.raises(RuntimeError, match="names no memory"):
+            end.complete([forged, other])
+    end.complete([blob, other])
+    owner.complete([blob, other])
+    for name, size, world, rank in (("x", 4096.0, 1, 0), (b"x", 4096, 1, 0), ("x", True, 1, 0), ("x", 4096, 1, 0.0)):
+        with pytest.raises(TypeError):
+            SharedSegment.create(name, size, world, rank)
+
+
+def test_a_forked_child_leaves_its_parent_s_segment_alone():
+    code = """
+    import os, sys
+    from mooncake.engine import SharedSegment
+    owner, blob = SharedSegment.create("one", 4096, 2, 0)
+    if (child := os.fork()) == 0:
+        del owner
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    end, other = SharedSegment.create("one", 4096, 2, 1)
+    end.complete([blob, other])
+    path = owner._path
+    del owner
+    assert not os.path.exists(path)
+    """
+    assert check_child(code) == ""
+
+
+def test_a_lease_may_come_back_while_free_buffers_go():
+    class Store:
+        """One that runs what a collector might, in the middle of anything."""
+
+        def __init__(self):
+            self.then, self.code, self.health = lambda: None, 0, 0
+
+        def health_check(self):
+            return self.health
+
+        def register_buffer(self, address, size):
+            return 0
+
+        def unregister_buffer(self, address):
+            self.then()
+            return self.code
+
+    store = Store()
+    pool = BufferPool(store, max_bytes=4 * MIB, min_size_class=MIB, block_on_exhaustion=False)
+    leases = [pool.acquire(MIB) for _ in range(4)]
+    late = leases.pop()
+    for lease in leases:
+        lease.release()
+    store.then = late.release
+    with pytest.raises(RuntimeError, match="all buffers are lent"):
+        pool.acquire(4 * MIB)
+    store.then = lambda: None
+    with pool.acquire(4 * MIB) as lease:
+        view, address = lease.buffer, lease.ptr
+    view[:5] = b"stays"
+    del view, lease
+    store.code = -600
+    pool.close()
+    # Transfers may still touch it, so that it is not unmapped.
+    assert TransferEngine.read_bytes_from_buffer(address, 5) == b"stays"
+
+
 def test_calls_can_be_awaited_and_overlap(cluster, key):
     async def use() -> list[bytes]:
         store = MooncakeDistributedStoreAsync()

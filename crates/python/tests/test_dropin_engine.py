@@ -1,7 +1,5 @@
 """`mooncake.engine`: transfers by address between processes, and what is answered to bad calls."""
 
-import ctypes
-import mmap
 import os
 import signal
 import subprocess
@@ -14,6 +12,7 @@ import pytest
 pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
 
 from conftest import MIB, check_child, child_env, wait_until  # noqa: E402
+from dropin import Memory  # noqa: E402
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # noqa: E402
 
 PEER = """
@@ -70,27 +69,6 @@ class Peer:
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
-
-
-class Memory:
-    """Page-aligned memory with an address."""
-
-    def __init__(self, size: int):
-        self.map = mmap.mmap(-1, size)
-        self.view = (ctypes.c_char * size).from_buffer(self.map)
-        self.address = ctypes.addressof(self.view)
-
-    def __getitem__(self, where: slice) -> bytes:
-        return self.map[where]
-
-    def __setitem__(self, where: slice, data: bytes) -> None:
-        self.map[where] = data
-
-
-@pytest.fixture(params=["shm", "tcp"])
-def transport(request, monkeypatch):
-    monkeypatch.setenv("LAYERCAKE_TRANSPORTS", request.param)
-    return request.param
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Engines of `mooncake.engine` that find each other at an HTTP metadata server."""
 
-import ctypes
 import http.server
-import mmap
 import socket
 import threading
 import time
@@ -12,29 +10,18 @@ import pytest
 
 pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
 
-from conftest import wait_until  # noqa: E402
+from conftest import check_child, wait_until  # noqa: E402
+from dropin import Memory  # noqa: E402
 from mooncake.engine import TransferEngine  # noqa: E402
-
-
-class Memory:
-    """Page-aligned memory with an address."""
-
-    def __init__(self, size: int):
-        self.map = mmap.mmap(-1, size)
-        self.view = (ctypes.c_char * size).from_buffer(self.map)
-        self.address = ctypes.addressof(self.view)
-
-    def __getitem__(self, where: slice) -> bytes:
-        return self.map[where]
-
-    def __setitem__(self, where: slice, data: bytes) -> None:
-        self.map[where] = data
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
     """A metadata server: values by key, as Mooncake's keeps them."""
 
     values: dict[str, bytes] = {}
+    asked: list[str] = []
+    # Seconds that a look-up takes.
+    delay = 0.0
 
     def _key(self) -> str:
         where = urllib.parse.urlsplit(self.path)
@@ -52,6 +39,8 @@ class Metadata(http.server.BaseHTTPRequestHandler):
         self._answer(200)
 
     def do_GET(self):
+        time.sleep(self.delay)
+        self.asked.append(self._key())
         value = self.values.get(self._key())
         self._answer(404 if value is None else 200, value or b"")
 
@@ -64,7 +53,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata():
-    Metadata.values = {}
+    Metadata.values, Metadata.asked, Metadata.delay = {}, [], 0.0
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -95,6 +84,38 @@ def test_peers_are_found_by_name_at_a_metadata_server(metadata, rng):
     wait_until(lambda: asking.transfer_sync_write("127.0.0.1:17002", here.address, there.address, 4096) == 0)
     del asking
     wait_until(lambda: len(Metadata.values) == 1)
+
+
+@pytest.mark.parametrize("last", ["", "del engine", "engine = [engine]; engine.append(engine)"])
+def test_no_entry_stays_when_an_interpreter_ends(metadata, last):
+    code = """
+import sys
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1:17003", sys.argv[1], "tcp", "") == 0
+"""
+    Metadata.delay = 0.5
+    assert check_child(code + last, metadata) == ""
+    assert Metadata.asked == ["layercake/engine/127.0.0.1:17003"], "it asks whether the entry is its own"
+    assert Metadata.values == {}
+
+
+def test_a_peer_that_is_named_by_its_address_is_looked_up_once(metadata):
+    here, there = Memory(4096), Memory(4096)
+    asking, answering = listed("127.0.0.1:17001", metadata), TransferEngine()
+    assert answering.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert asking.register_memory(here.address, 4096) == 0 == answering.register_memory(there.address, 4096)
+    name = f"127.0.0.1:{answering.get_rpc_port()}"
+    for _ in range(20):
+        assert asking.transfer_sync_write(name, here.address, there.address, 4096) == 0
+    assert Metadata.asked == [f"layercake/engine/{name}"]
+
+
+def test_a_name_that_comes_later_is_found_at_once(metadata):
+    asking = listed("127.0.0.1:17001", metadata)
+    assert asking.send_probe("127.0.0.1:17002") < 0
+    _there = listed("127.0.0.1:17002", metadata)
+    assert asking.send_probe("127.0.0.1:17002") == 0
 
 
 def test_metadata_servers_that_are_none(metadata):

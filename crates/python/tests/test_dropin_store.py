@@ -48,6 +48,78 @@ assert store.remove("fork", True) == 0
     check(code, master)
 
 
+def test_a_handle_is_its_process_s_alone(master):
+    code = """
+import os
+import layercake
+store = new()
+data = os.urandom(100_000)
+assert store.put("handle", data) == 0
+handle, view = store.get_buffer("handle"), memoryview(store.get_buffer("handle"))
+child = os.fork()
+if child == 0:
+    refused = 0
+    for call in (handle.ptr, handle.size, lambda: len(handle), lambda: memoryview(handle), lambda: repr(handle)):
+        try:
+            call()
+        except layercake.ForkError:
+            refused += 1
+    refused += bytes(view) == data
+    del handle, view
+    os._exit(refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+assert bytes(memoryview(handle)) == data == bytes(view)
+assert store.remove("handle", True) == 0
+"""
+    check(code, master)
+
+
+def test_buffers_that_stayed_registered_are_in_nobody_s_way(master):
+    code = """
+import os
+store = new()
+data = os.urandom(5000)
+assert store.put("stale", data) == 0
+# As a program has it that frees memory without unregistering it: the heap gives the place to others.
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+places = sorted(libc.malloc(5000) for _ in range(4000))[2000:]
+assert places[-1] - places[0] < 2000 * 5100, "in one piece"
+for place in places[:-1]:
+    libc.free(place)
+assert store.register_buffer(places[0], places[-1] - places[0]) == 0
+for _ in range(20):
+    assert bytes(store.get_buffer("stale")) == data
+for at in range(20):
+    key = f"gaps {at}"
+    assert store.batch_put_session_start([key], [5000]) == [0]
+    assert store.batch_put_session_end([key]) == [0]
+    assert store.get(key) == bytes(5000)
+    assert store.remove(key, True) == 0
+assert store.remove("stale", True) == 0
+"""
+    check(code, master)
+
+
+def test_a_copy_for_which_there_is_no_memory_is_none(master):
+    code = """
+import os, resource
+store = new(segment=128 * MIB)
+assert store.put("large", bytes(64 * MIB)) == 0
+assert store.get_buffer("missing") is None
+with open("/proc/self/statm") as statm:
+    now = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (now + 32 * MIB, limits[1]))
+none = store.get_buffer("large")
+resource.setrlimit(resource.RLIMIT_AS, limits)
+assert none is None
+assert store.get_buffer("large").size() == 64 * MIB
+assert store.remove("large", True) == 0
+"""
+    check(code, master, LAYERCAKE_LOG="off")
+
+
 def test_a_store_that_was_made_before_a_fork_may_be_set_up_in_the_child(master):
     code = """
 import os

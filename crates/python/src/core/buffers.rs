@@ -40,6 +40,12 @@ impl Buffers {
         self.by_start.write().remove(&start)
     }
 
+    /// Takes out all of them.
+    pub(super) fn take_all(&self) -> Vec<Buffer> {
+        let buffers = std::mem::take(&mut *self.by_start.write());
+        buffers.into_values().collect()
+    }
+
     /// The buffers that peers may touch, by first address.
     pub(super) fn shown(&self) -> Vec<(u64, RegionDescriptor)> {
         let buffers = self.by_start.read();

@@ -6,8 +6,10 @@
 
 use std::sync::{Arc, Weak};
 
-use layercake_transport::{Access, Engine, Error, LocalSlice, Memory};
+use layercake_transport::{Error, LocalSlice};
 use parking_lot::Mutex;
+
+use crate::memory::Room;
 
 /// Bytes that are kept at most.
 const KEPT: u64 = 64 << 20;
@@ -21,89 +23,87 @@ pub(super) struct Copies(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    memories: Vec<Memory>,
+    rooms: Vec<Room>,
     bytes: u64,
 }
 
 /// Bytes that their holder reads and writes as it likes.
 #[derive(Debug)]
 pub(crate) struct ObjectCopy {
-    memory: Memory,
+    /// Always there until dropped.
+    room: Option<Room>,
+    addr: usize,
     len: u64,
     home: Weak<Copies>,
 }
 
 impl Copies {
     /// Room for `len` bytes, with anything in it.
-    pub(super) fn room(self: &Arc<Self>, engine: &Engine, len: u64) -> Result<ObjectCopy, Error> {
-        let memory = match self.take(len) {
-            Some(memory) => memory,
-            None => allocate(engine, len)?,
+    pub(super) fn room(self: &Arc<Self>, len: u64) -> Result<ObjectCopy, Error> {
+        let room = match self.take(len) {
+            Some(room) => room,
+            None => Room::new(rounded(len))?,
         };
         Ok(ObjectCopy {
-            memory,
+            addr: room.addr(),
+            room: Some(room),
             len,
             home: Arc::downgrade(self),
         })
     }
 
     /// The smallest that fits, unless most of it would be left over.
-    fn take(&self, len: u64) -> Option<Memory> {
+    fn take(&self, len: u64) -> Option<Room> {
         let mut kept = self.0.lock();
-        let fits = |memory: &Memory| memory.len() >= len && memory.len() / 2 <= len;
+        let fits = |room: &Room| room.len() >= len && room.len() / 2 <= len;
         let (at, _) = kept
-            .memories
+            .rooms
             .iter()
             .enumerate()
-            .filter(|(_, memory)| fits(memory))
-            .min_by_key(|(_, memory)| memory.len())?;
-        let memory = kept.memories.swap_remove(at);
-        kept.bytes -= memory.len();
-        Some(memory)
+            .filter(|(_, room)| fits(room))
+            .min_by_key(|(_, room)| room.len())?;
+        let room = kept.rooms.swap_remove(at);
+        kept.bytes -= room.len();
+        Some(room)
     }
 }
 
-/// New memory, somewhat larger, so that it fits the next one too.
-fn allocate(engine: &Engine, len: u64) -> Result<Memory, Error> {
-    let rounded = if len < SMALLEST {
-        len
-    } else {
-        let step = (len.next_power_of_two() / 8).max(1);
-        len.checked_next_multiple_of(step).unwrap_or(len)
-    };
-    let zeros = vec![0_u8; usize::try_from(rounded).unwrap_or(usize::MAX)];
-    engine.register(zeros.into(), Access::LocalOnly)
+/// Somewhat larger, so that it fits the next one too.
+fn rounded(len: u64) -> u64 {
+    if len < SMALLEST {
+        return len;
+    }
+    let step = len.checked_next_power_of_two().map_or(1, |power| power / 8);
+    len.checked_next_multiple_of(step).unwrap_or(len)
 }
 
 impl ObjectCopy {
     /// First address.
     pub(crate) fn addr(&self) -> usize {
-        self.memory.addr()
+        self.addr
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// All of it, for a transfer.
-    pub(crate) fn slice(&self) -> Result<LocalSlice, Error> {
-        self.memory.slice(0, self.len)
+    /// All of it, for a transfer that ends before the copy is dropped.
+    pub(crate) fn slice(&mut self) -> Option<LocalSlice> {
+        let room = self.room.as_mut()?;
+        Some(room.slice(self.len))
     }
 }
 
 impl Drop for ObjectCopy {
     fn drop(&mut self) {
-        let Some(home) = self.home.upgrade() else {
+        let Some((home, room)) = self.home.upgrade().zip(self.room.take()) else {
             return;
         };
-        // In a forked child the lock may be held for ever.
-        let Some(mut kept) = home.0.try_lock() else {
-            return;
-        };
-        let len = self.memory.len();
+        let mut kept = home.0.lock();
+        let len = room.len();
         if len >= SMALLEST && kept.bytes + len <= KEPT {
             kept.bytes += len;
-            kept.memories.push(self.memory.clone());
+            kept.rooms.push(room);
         }
     }
 }

@@ -1,10 +1,10 @@
 //! A transfer engine with the buffers that callers registered by address.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use layercake_store::StoreError;
-use layercake_transport::{Access, AllocateOptions, Engine, Error, Memory, RegionDescriptor};
+use layercake_transport::{Access, AllocateOptions, Engine, Error, RegionDescriptor};
 use thiserror::Error;
 
 use super::buffers::{Buffer, Buffers, Resolver};
@@ -71,15 +71,9 @@ impl EngineCore {
         self.buffers.resolver()
     }
 
-    /// Memory of this engine, for its own transfers, of `len` zeros.
-    pub(crate) fn blank(&self, len: u64) -> Result<Memory, Error> {
-        let zeros = vec![0_u8; usize::try_from(len).unwrap_or(usize::MAX)];
-        self.engine.register(zeros.into(), Access::LocalOnly)
-    }
-
     /// Room for a copy of `len` bytes that a caller keeps.
     pub(crate) fn copy_room(&self, len: u64) -> Result<ObjectCopy, Error> {
-        self.copies.room(&self.engine, len)
+        self.copies.room(len)
     }
 
     /// Registers memory by address. It must stay mapped until it is unregistered.
@@ -129,6 +123,20 @@ impl EngineCore {
             self.buffers.insert(addr, buffer.clone());
         })?;
         Ok(())
+    }
+
+    /// Unregisters all buffers, and waits, this long at most, until no transfer touches them. Peers and
+    /// own transfers are refused from the start; whether nothing moves any more.
+    pub(crate) fn unregister_all(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        let buffers = self.buffers.take_all();
+        for buffer in &buffers {
+            // Withdrawn whatever it answers: that is what counts here, for all of them before any wait.
+            let _ = buffer.memory.unregister(Duration::ZERO);
+        }
+        let left = || until.saturating_duration_since(Instant::now());
+        let is_busy = |buffer: &&Buffer| buffer.memory.unregister(left()).is_err();
+        buffers.iter().filter(is_busy).count() == 0
     }
 
     /// What peers may touch: first addresses, and how the transport names the memory.

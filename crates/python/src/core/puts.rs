@@ -26,7 +26,7 @@ use super::StoreCore;
 use super::code::{self, Call, INVALID};
 use super::failures::{Failures, Verdict};
 use crate::args::{Keys, Ragged};
-use crate::memory::Use;
+use crate::memory::{Room, Use};
 
 /// Zeros that are written at a time.
 const ZEROS: u64 = 1 << 20;
@@ -321,15 +321,17 @@ impl StoreCore {
         if gaps.is_empty() {
             return answers;
         }
-        let zeros = match self.zeros(&gaps) {
-            Ok(zeros) => zeros,
+        let mut room = match Room::zeros(longest(&gaps).min(ZEROS)) {
+            Ok(room) => room,
             Err(error) => {
+                let error = StoreError::from(error);
                 for (index, _) in gaps {
                     answers[index] = Err(error.clone());
                 }
                 return answers;
             }
         };
+        let zeros = room.slice(ZEROS);
         let writes = gaps.iter().map(|(index, gaps)| RangeWrite {
             session: &puts[*index].session,
             ranges: zero_ranges(gaps, &zeros),
@@ -343,13 +345,12 @@ impl StoreCore {
         }
         answers
     }
+}
 
-    /// As many zeros as the longest gap needs at a time.
-    fn zeros(&self, gaps: &[(usize, Vec<ByteRange>)]) -> Result<LocalSlice, StoreError> {
-        let lens = gaps.iter().flat_map(|(_, gaps)| gaps).map(|gap| gap.len());
-        let len = lens.max().unwrap_or(1).min(ZEROS);
-        Ok(self.engine().blank(len)?.slice(0, len)?)
-    }
+/// Bytes of the longest gap.
+fn longest(gaps: &[(usize, Vec<ByteRange>)]) -> u64 {
+    let lens = gaps.iter().flat_map(|(_, gaps)| gaps).map(|gap| gap.len());
+    lens.max().unwrap_or(1)
 }
 
 /// Whether a write failed because the place is not the session's any more.

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use super::engine::{EngineCore, RegisterRefused};
 use super::gets::GetTable;
 use super::puts::PutTable;
-use super::settings::StoreSettings;
+use super::settings::{MemberName, StoreSettings};
 use super::tasks::TaskTable;
 use crate::runtime::Close;
 
@@ -29,6 +29,8 @@ pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 /// An engine that is not only this member's, and what keeps it from being closed.
 pub(crate) struct SharedEngine {
     pub(crate) engine: Arc<EngineCore>,
+    /// What members that share it are called; `None`: as their settings say.
+    pub(crate) name: Option<String>,
     pub(crate) keeper: Option<Keeper>,
 }
 
@@ -36,6 +38,7 @@ impl From<Arc<EngineCore>> for SharedEngine {
     fn from(engine: Arc<EngineCore>) -> Self {
         Self {
             engine,
+            name: None,
             keeper: None,
         }
     }
@@ -74,15 +77,22 @@ impl StoreCore {
     /// Joins a cluster, within a runtime. Returns when all memory that is to be lent is in use; dropping the future
     /// leaves the cluster again, in the background.
     pub(crate) async fn open(
-        settings: StoreSettings,
+        mut settings: StoreSettings,
         shared: Option<SharedEngine>,
     ) -> Result<Arc<Self>, StoreError> {
         let handle = Handle::current();
         let owns_engine = shared.is_none();
-        let SharedEngine { engine, keeper } = match shared {
+        let SharedEngine {
+            engine,
+            name,
+            keeper,
+        } = match shared {
             Some(shared) => shared,
             None => EngineCore::start(&settings.engine)?.into(),
         };
+        if let Some(name) = name {
+            settings.name = MemberName::Given(name);
+        }
         let config = settings.link(engine.engine().endpoint());
         let link = match MasterLink::connect(config).await {
             Ok(link) => link,

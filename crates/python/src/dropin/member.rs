@@ -126,11 +126,51 @@ fn resolve(host: &str) -> Result<IpAddr, Unsupported> {
         detail,
     };
     let found = (bare, 0).to_socket_addrs();
-    let mut found = found.map_err(|error| refused(error.to_string()))?;
-    let address = found
-        .next()
+    let found = found.map_err(|error| refused(error.to_string()))?;
+    let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    let means_this_host = is_local_name(bare);
+    let ip = preferred(&found, means_this_host)
         .ok_or_else(|| refused("it has no address".to_owned()))?;
-    Ok(address.ip())
+    if ip.is_loopback() && !means_this_host {
+        tracing::warn!(
+            "{bare:?} has no address here but {ip}, which other hosts can't reach: give an address, or have the \
+             name stand for one"
+        );
+    }
+    Ok(ip)
+}
+
+/// Whether a name says that it stands for loopback.
+fn is_local_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.split('.').any(|part| {
+        matches!(
+            part,
+            "localhost" | "localhost4" | "localhost6" | "ip6-localhost" | "ip6-loopback"
+        )
+    })
+}
+
+/// The address of several that others reach best: hosts' own names often stand for a loopback address too. The
+/// first of equals.
+fn preferred(found: &[IpAddr], loopback: bool) -> Option<IpAddr> {
+    let rank = |ip: &&IpAddr| match ip {
+        _ if loopback => 0,
+        _ if ip.is_loopback() => 2,
+        // It needs an interface beside it, which is not told to others.
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 1,
+        _ => 0,
+    };
+    found.iter().min_by_key(rank).copied()
+}
+
+/// `host:port` for a `host` that may have another port already.
+pub(crate) fn at_port(host: &str, port: u16) -> String {
+    match without_port(host) {
+        "" => format!("127.0.0.1:{port}"),
+        v6 if v6.contains(':') => format!("[{v6}]:{port}"),
+        bare => format!("{bare}:{port}"),
+    }
 }
 
 /// `host`, `host:port`, `[v6]:port` or a bare v6 address, without brackets and port.

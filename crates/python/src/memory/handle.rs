@@ -7,39 +7,42 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::core::ObjectCopy;
+use crate::runtime::Owned;
 
 /// A copy of an object's bytes, as a writable buffer. It lives for as long as the handle or a view of it is
-/// there, whatever becomes of the object and of the store.
+/// there, whatever becomes of the object and of the store. In a forked child every use is a `ForkError`.
 #[pyclass(frozen, name = "BufferHandle", module = "mooncake.store", weakref)]
 pub(crate) struct PyBufferHandle {
     /// Not empty, and never moved.
-    copy: ObjectCopy,
+    copy: Owned<ObjectCopy>,
 }
 
 impl PyBufferHandle {
     pub(crate) fn new(copy: ObjectCopy) -> Self {
-        Self { copy }
+        Self {
+            copy: Owned::new(copy),
+        }
     }
 }
 
 #[pymethods]
 impl PyBufferHandle {
     /// First address.
-    fn ptr(&self) -> usize {
-        self.copy.addr()
+    fn ptr(&self) -> PyResult<usize> {
+        Ok(self.copy.get()?.addr())
     }
 
     /// Bytes.
-    fn size(&self) -> u64 {
-        self.copy.len()
+    fn size(&self) -> PyResult<u64> {
+        Ok(self.copy.get()?.len())
     }
 
-    fn __len__(&self) -> usize {
-        usize::try_from(self.copy.len()).unwrap_or(usize::MAX)
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.size()?).unwrap_or(usize::MAX))
     }
 
-    fn __repr__(&self) -> String {
-        format!("BufferHandle(size={})", self.copy.len())
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!("BufferHandle(size={})", self.size()?))
     }
 
     unsafe fn __getbuffer__(
@@ -50,7 +53,7 @@ impl PyBufferHandle {
         if view.is_null() {
             return Err(PyBufferError::new_err("there is no view to fill"));
         }
-        let copy = &slf.get().copy;
+        let copy = slf.get().copy.get()?;
         let len = ffi::Py_ssize_t::try_from(copy.len())
             .map_err(|_| PyBufferError::new_err("the buffer is larger than an address space"))?;
         let start = copy.addr() as *mut std::ffi::c_void;

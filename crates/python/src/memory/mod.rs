@@ -21,8 +21,10 @@
 )]
 
 mod handle;
+mod room;
 
 pub(crate) use self::handle::PyBufferHandle;
+pub(crate) use self::room::Room;
 
 use layercake_protocol::ids::MemoryKind;
 use layercake_transport::{Access, Engine, LocalSlice, Memory};

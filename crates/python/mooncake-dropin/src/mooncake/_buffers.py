@@ -46,6 +46,12 @@ class Block:
         return memoryview(self._map)[start : start + size]
 
 
+# Codes that say that a buffer is not registered: not any more, or its store was closed and knows no buffers.
+_CLOSED = 1
+
+# Memory that could not be unregistered.
+_stuck: list[Block] = []
+
 # What allocators gave out, by address.
 _allocated: dict[int, Block] = {}
 
@@ -247,12 +253,15 @@ class BufferPool:
         return too_many or bool(self._max_bytes and self._bytes + size > self._max_bytes)
 
     def _drop_free(self) -> None:
-        for regions in self._free.values():
-            for region in regions:
-                self._store.unregister_buffer(region.block.address)
-                self._bytes -= region.block.size
-                self._regions -= 1
-        self._free.clear()
+        # A lease may come back in between, and then it stays.
+        free, self._free = self._free, {}
+        for region in (region for regions in free.values() for region in regions):
+            code = self._store.unregister_buffer(region.block.address)
+            if code != 0 and self._store.health_check() != _CLOSED:
+                # Transfers may still touch it: it is neither lent nor freed.
+                _stuck.append(region.block)
+            self._bytes -= region.block.size
+            self._regions -= 1
 
     def _give_back(self, region: _Region) -> None:
         with self._changed:

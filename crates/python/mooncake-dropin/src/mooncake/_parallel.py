@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KINDS = ("dp", "tp", "ep", "pp")
 _TP = _KINDS.index("tp")
+# What stands before the part of an axis that has one.
+_PARTS = {"ep": "eid", "pp": "sid"}
 _MODES = ("as_stored", "shard", "full")
 
 
@@ -92,8 +94,8 @@ def _suffix(axes: list[Axis]) -> str:
         text = f"{_KINDS[axis.kind]}_{axis.rank}of{axis.size}"
         if axis.kind == _TP:
             text += f"_sd{axis.split_dim}"
-        elif _KINDS[axis.kind] in ("ep", "pp"):
-            text += f"_{_KINDS[axis.kind][0]}id{axis.part}".replace("pid", "sid")
+        elif part := _PARTS.get(_KINDS[axis.kind]):
+            text += f"_{part}{axis.part}"
         texts.append(text)
     return "__" + "__".join(texts)
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import struct
 
 _MAGIC = b"LCSG"
 _BLOB = struct.Struct("<4sIIIQQ64s")
 _LARGEST = 1 << 46
+# What memory is called that owners make: blobs come from other processes, and name nothing else.
+_FOLDER = "/dev/shm"
+_PATH = re.compile(rb"/dev/shm/layercake_[0-9]+_[0-9a-f]{16}")
 
 
 class SharedSegment:
@@ -25,7 +29,7 @@ class SharedSegment:
     @staticmethod
     def supported(mmap: bool = True, host_register: bool = False) -> bool:
         """Whether such segments can be made: mapped ones, not ones that a device knows."""
-        return bool(mmap) and not host_register and os.path.isdir("/dev/shm")
+        return bool(mmap) and not host_register and os.path.isdir(_FOLDER)
 
     @classmethod
     def create(
@@ -40,22 +44,28 @@ class SharedSegment:
         host_register: bool = False,
     ) -> tuple[SharedSegment, bytes]:
         """Phase one: this process's end, and its blob for :meth:`complete`."""
+        if not isinstance(name, str):
+            raise TypeError(f"name: a str is needed, not {type(name).__name__}")
+        for number, what in ((size, "size"), (world_size, "world_size"), (rank_id, "rank_id"), (owner_rank, "owner_rank")):
+            if isinstance(number, bool) or not hasattr(number, "__index__"):
+                raise TypeError(f"{what}: an int is needed, not {type(number).__name__}")
+        size = size.__index__()
         if host_register:
             raise NotImplementedError("this build moves host memory only: create the segment with host_register=False")
         if not 0 < size <= _LARGEST:
             raise RuntimeError(f"InvalidArgument: Shared segment size must be in (0, {_LARGEST}]")
-        if not (0 <= rank_id < world_size and 0 <= owner_rank < world_size):
+        if not (0 <= rank_id < world_size < 1 << 32 and 0 <= owner_rank < world_size):
             raise RuntimeError("InvalidArgument: Shared segment rank_id and owner_rank must be below world_size")
         self = object.__new__(cls)
         self._name, self._size = name, -(-size // _page()) * _page()
         self._world, self._rank, self._owner = world_size, rank_id, owner_rank
-        self._path, self._map, self._ready = b"", None, False
+        self._path, self._map, self._ready, self._maker = b"", None, False, os.getpid()
         if rank_id == owner_rank:
             self._make()
         return self, _BLOB.pack(_MAGIC, world_size, rank_id, owner_rank, self._size, _digest(name), self._path)
 
     def _make(self) -> None:
-        path = f"/dev/shm/layercake_{os.getpid()}_{os.urandom(8).hex()}"
+        path = f"{_FOLDER}/layercake_{os.getpid()}_{os.urandom(8).hex()}"
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -89,6 +99,8 @@ class SharedSegment:
         self._ready = True
 
     def _attach(self, path: bytes) -> None:
+        if not _PATH.fullmatch(path):
+            raise RuntimeError("InvalidArgument: the owner's blob names no memory of a shared segment")
         try:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -125,7 +137,8 @@ class SharedSegment:
             self._path = b""
 
     def __del__(self) -> None:
-        if getattr(self, "_path", b""):
+        # A forked child has a copy of its parent's end; the name is the parent's.
+        if getattr(self, "_path", b"") and self._maker == os.getpid():
             self._unlink()
 
 

@@ -80,7 +80,6 @@ class RpcInterface:
     def __init__(self, *_: object, **__: object) -> None:
         _no_rpc()
 
-
     def _refused(self, *_: object, **__: object) -> NoReturn:
         """Not supported: see the class."""
         _no_rpc()

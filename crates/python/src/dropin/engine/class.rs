@@ -41,7 +41,8 @@ impl PyMooncakeEngine {
         }
     }
 
-    /// Starts the engine; once more starts it anew.
+    /// Starts the engine; once more starts it anew, with nothing registered: what was, is the program's alone when
+    /// this returns, unless a store shares the engine from before.
     ///
     /// Args:
     ///     local_hostname: Where peers find it, ``host`` or ``host:port``; the port is chosen anew. With a metadata
@@ -80,10 +81,10 @@ impl PyMooncakeEngine {
         let host = local_hostname.to_owned();
         match runtime::run(py, Live::start(settings, host, directory))? {
             Ok(live) => {
-                runtime::close_later(py, live.peers());
+                runtime::close_later(py, live.named());
                 let live = Owned::new(Arc::new(live));
                 let before = self.live.lock().replace(live);
-                drop(before);
+                py.detach(|| drop(before));
                 Ok(0)
             }
             Err(error) => refused(&error),
@@ -114,9 +115,7 @@ impl PyMooncakeEngine {
     /// What a store takes as ``engine``; None before :meth:`initialize`.
     fn get_engine(&self) -> PyResult<Option<PyInnerTransferEngine>> {
         let live = self.live()?;
-        Ok(live.map(|live| PyInnerTransferEngine {
-            live: Owned::new(live),
-        }))
+        Ok(live.map(PyInnerTransferEngine::new))
     }
 
     /// Registers memory: peers may read and write it. 0; -7 if a part of it is registered already, -1 if it is not

@@ -14,6 +14,7 @@ use super::names::{Named, Names};
 use super::notify::Notify;
 use super::under_way::UnderWay;
 use crate::core::{EngineCore, EngineSettings, RegisterRefused};
+use crate::dropin::member;
 use crate::memory::Use;
 use crate::peers::{Move, PeerEngine, PeerError};
 
@@ -41,7 +42,9 @@ pub(super) enum StartError {
 /// An engine, its managed buffers, and its transfers under way. Its methods are called without the
 /// interpreter lock.
 pub(super) struct Live {
-    peers: Named,
+    peers: Arc<Named>,
+    /// `host:port`, where the host is as it was given.
+    name: String,
     pub(super) under_way: UnderWay,
     /// First address and length.
     managed: Mutex<HashMap<u64, u64>>,
@@ -51,12 +54,10 @@ pub(super) struct Live {
 pub(super) type Pieces<'a> = (&'a [u64], &'a [u64], &'a [u64]);
 
 impl Live {
-    fn new(engine: Arc<PeerEngine>, names: Names) -> Self {
+    fn new(engine: Arc<PeerEngine>, host: &str, names: Names) -> Self {
         Self {
-            peers: Named {
-                engine,
-                names: Arc::new(names),
-            },
+            name: member::at_port(host, engine.address().port()),
+            peers: Arc::new(Named { engine, names }),
             under_way: UnderWay::default(),
             managed: Mutex::default(),
         }
@@ -71,14 +72,14 @@ impl Live {
         let advertise = settings.advertise;
         let engine = PeerEngine::start(settings).await?;
         let Some(directory) = directory else {
-            return Ok(Self::new(engine, Names::default()));
+            return Ok(Self::new(engine, &host, Names::default()));
         };
         let mut address = engine.address();
         if let Some(advertise) = advertise {
             address.set_ip(advertise.ip());
         }
         match Names::listed(directory, &host, &address.to_string()).await {
-            Ok(names) => Ok(Self::new(engine, names)),
+            Ok(names) => Ok(Self::new(engine, &host, names)),
             Err(error) => {
                 engine.close(Instant::now() + CLOSE_WITHIN).await;
                 Err(error.into())
@@ -88,6 +89,16 @@ impl Live {
 
     pub(super) fn peers(&self) -> &Arc<PeerEngine> {
         &self.peers.engine
+    }
+
+    /// What is closed at the end of the interpreter.
+    pub(super) fn named(&self) -> &Arc<Named> {
+        &self.peers
+    }
+
+    /// `host:port`, under which peers without a metadata server find it.
+    pub(super) fn name(&self) -> String {
+        self.name.clone()
     }
 
     pub(super) fn engine(&self) -> &Arc<EngineCore> {
@@ -222,7 +233,7 @@ impl Live {
             return 0;
         }
         let (id, report) = self.under_way.begin();
-        let peers = self.peers.clone();
+        let peers = Arc::clone(&self.peers);
         let peer = peer.to_owned();
         handle.spawn(async move {
             let result = peers.transfer(&peer, direction, &moves).await;
@@ -297,13 +308,14 @@ impl Live {
 }
 
 impl Drop for Live {
+    /// Whoever drops it may do with the memory what it likes when this returns; the rest needs nobody to wait.
     fn drop(&mut self) {
-        let Named { engine, names } = self.peers.clone();
-        let handle = engine.handle().clone();
-        handle.spawn(async move {
-            names.leave().await;
-            engine.close(Instant::now() + CLOSE_WITHIN).await;
-        });
+        if !self.engine().unregister_all(CLOSE_WITHIN) {
+            tracing::error!("memory of an engine that ends is still in use after {CLOSE_WITHIN:?}");
+        }
+        let peers = Arc::clone(&self.peers);
+        let handle = self.peers().handle();
+        handle.spawn(async move { peers.close(Instant::now() + CLOSE_WITHIN).await });
     }
 }
 

@@ -3,19 +3,24 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use layercake_transport::Direction;
+use layercake_transport::{Direction, PieceError};
 use parking_lot::RwLock;
+use tokio::sync::OnceCell;
 
 use super::directory::{Directory, DirectoryError};
 use super::notify::Notify;
 use crate::peers::{Move, PeerEngine, PeerError};
+use crate::runtime::Close;
+
+/// How long a peer that the server does not know is taken for an address without asking again.
+const UNLISTED: Duration = Duration::from_secs(10);
 
 /// An engine that reaches its peers by name.
-#[derive(Clone)]
 pub(super) struct Named {
     pub(super) engine: Arc<PeerEngine>,
-    pub(super) names: Arc<Names>,
+    pub(super) names: Names,
 }
 
 impl Named {
@@ -53,9 +58,48 @@ impl Named {
         self.checked(peer, first)
     }
 
-    /// Has the next call ask for a peer's address anew, if this one failed.
+    /// Has the next call ask for a peer's address anew, if it may have moved.
     fn checked<T>(&self, peer: &str, result: Result<T, PeerError>) -> Result<T, PeerError> {
-        result.inspect_err(|_| self.names.forget(peer))
+        result.inspect_err(|error| {
+            if may_have_moved(error) {
+                self.names.forget(peer);
+            }
+        })
+    }
+
+    /// Ends the engine, and its entry at the server, by this time. Repeating it waits for the first call.
+    pub(super) async fn close(&self, until: Instant) {
+        let leaving = tokio::time::timeout_at(until.into(), self.names.leave());
+        let (left, ()) = tokio::join!(leaving, self.engine.close(until));
+        if left.is_err() {
+            tracing::debug!("the engine's entry stays: the metadata server did not answer in time");
+        }
+    }
+}
+
+impl Close for Named {
+    fn close_by(&self, until: Instant) {
+        self.engine.handle().block_on(self.close(until));
+    }
+
+    fn is_needed_by_others(&self) -> bool {
+        // A store may move its bytes with this engine.
+        true
+    }
+}
+
+/// Whether the peer is not where it was looked for. An engine that was started anew shows no memory there.
+fn may_have_moved(error: &PeerError) -> bool {
+    match error {
+        PeerError::Address { .. }
+        | PeerError::Unreachable { .. }
+        | PeerError::NotAPeer { .. }
+        | PeerError::UnknownMemory { .. } => true,
+        PeerError::Pieces { first, .. } => matches!(
+            first,
+            PieceError::PeerGone | PieceError::Unreachable | PieceError::Stalled
+        ),
+        _ => false,
     }
 }
 
@@ -63,8 +107,18 @@ impl Named {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     listed: Option<Listed>,
-    /// Addresses that the server told.
-    known: RwLock<HashMap<String, String>>,
+    /// What the server told.
+    known: RwLock<HashMap<String, Known>>,
+    /// Whether the engine's entry is gone.
+    left: OnceCell<()>,
+}
+
+/// What a server said about a peer.
+#[derive(Clone, Debug)]
+enum Known {
+    At(String),
+    /// Nothing, at that time.
+    Unlisted(Instant),
 }
 
 /// This engine's entry at a metadata server.
@@ -90,6 +144,7 @@ impl Names {
                 address: address.to_owned(),
             }),
             known: RwLock::default(),
+            left: OnceCell::new(),
         })
     }
 
@@ -98,21 +153,21 @@ impl Names {
         let Some(listed) = &self.listed else {
             return peer.into();
         };
-        if let Some(address) = self.known.read().get(peer) {
-            return address.clone().into();
+        match self.known.read().get(peer) {
+            Some(Known::At(address)) => return address.clone().into(),
+            Some(Known::Unlisted(then)) if then.elapsed() < UNLISTED => return peer.into(),
+            _ => {}
         }
-        match listed.directory.get(peer).await {
-            Ok(Some(address)) => {
-                let mut known = self.known.write();
-                known.insert(peer.to_owned(), address.clone());
-                address.into()
-            }
-            Ok(None) => peer.into(),
+        let (known, address) = match listed.directory.get(peer).await {
+            Ok(Some(address)) => (Known::At(address.clone()), address.into()),
+            Ok(None) => (Known::Unlisted(Instant::now()), peer.into()),
             Err(error) => {
                 tracing::warn!(peer, %error, "a peer was not looked up");
-                peer.into()
+                (Known::Unlisted(Instant::now()), peer.into())
             }
-        }
+        };
+        self.known.write().insert(peer.to_owned(), known);
+        address
     }
 
     fn forget(&self, peer: &str) {
@@ -121,13 +176,17 @@ impl Names {
         }
     }
 
-    /// Takes this engine off the list, unless another one has its name by now.
-    pub(super) async fn leave(&self) {
-        if let Some(listed) = &self.listed
-            && let Err(error) = listed.withdraw().await
-        {
-            tracing::debug!(%error, "the engine's entry stays");
-        }
+    /// Takes this engine off the list, unless another one has its name by now. Once; repeating it waits for
+    /// the first call.
+    async fn leave(&self) {
+        let leaving = async {
+            if let Some(listed) = &self.listed
+                && let Err(error) = listed.withdraw().await
+            {
+                tracing::debug!(%error, "the engine's entry stays");
+            }
+        };
+        self.left.get_or_init(|| leaving).await;
     }
 }
 

@@ -132,7 +132,7 @@ impl PyMooncakeStore {
 }
 
 fn read_copies(core: &StoreCore, open: OpenGets<'_>) -> Vec<Option<ObjectCopy>> {
-    let copies: Vec<Result<ObjectCopy, i64>> = (0..open.len())
+    let mut copies: Vec<Result<ObjectCopy, i64>> = (0..open.len())
         .map(|index| {
             let size = open.size(index)?;
             core.engine().copy_room(size).map_err(|error| {
@@ -141,9 +141,9 @@ fn read_copies(core: &StoreCore, open: OpenGets<'_>) -> Vec<Option<ObjectCopy>> 
             })
         })
         .collect();
-    let items = copies.iter().map(|copy| {
-        let copy = copy.as_ref().map_err(|code| *code)?;
-        Ok(whole(copy.slice().map_err(|_| INVALID)?))
+    let items = copies.iter_mut().map(|copy| {
+        let copy = copy.as_mut().map_err(|code| *code)?;
+        Ok(whole(copy.slice().ok_or(INVALID)?))
     });
     let codes = open.read(items.collect());
     let copies = copies.into_iter().zip(codes);

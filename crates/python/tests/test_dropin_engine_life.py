@@ -1,0 +1,75 @@
+"""`mooncake.engine`: what becomes of memory and names when engines are dropped, started anew, or shared with a store."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
+
+from conftest import MIB, child_env  # noqa: E402
+from dropin import Memory  # noqa: E402
+from mooncake.engine import TransferEngine  # noqa: E402
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig  # noqa: E402
+
+WRITER = """
+import ctypes, mmap, sys
+from mooncake.engine import TransferEngine
+name, address, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+memory = mmap.mmap(-1, size)
+memory[:] = b"w" * size
+here = ctypes.addressof((ctypes.c_char * size).from_buffer(memory))
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+assert engine.register_memory(here, size) == 0
+while engine.transfer_sync_write(name, here, address, size) == 0:
+    print("written", flush=True)
+print("refused", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["dropped", "started anew"])
+def test_memory_is_the_program_s_alone_once_its_engine_has_gone(transport, how):
+    size = 8 * MIB
+    memory, engine = Memory(size), TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.register_memory(memory.address, size) == 0
+    arguments = [f"127.0.0.1:{engine.get_rpc_port()}", str(memory.address), str(size)]
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True, env=child_env()
+    ) as writer:
+        for _ in range(3):
+            assert writer.stdout.readline() == "written\n"
+        if how == "dropped":
+            del engine
+        else:
+            assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        memory[:] = bytes(size)
+        assert writer.stdout.read().endswith("refused\n")
+    assert memory[:] == bytes(size)
+
+
+def test_a_store_that_shares_an_engine_is_called_as_the_engine_is(cluster, key, rng):
+    memory, engine, store = Memory(MIB), TransferEngine(), MooncakeDistributedStore()
+    assert engine.initialize("localhost:17001", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.register_memory(memory.address, MIB) == 0
+    shared = engine.get_engine()
+    segment = 16 * MIB
+    assert store.setup("127.0.0.1:17002", "P2PHANDSHAKE", segment, MIB, "tcp", "", cluster.master, engine=shared) == 0
+    name = f"localhost:{engine.get_rpc_port()}"
+    assert store.get_hostname() == name
+    asking = TransferEngine()
+    assert asking.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert asking.get_first_buffer_address(name) == memory.address
+    config = ReplicateConfig()
+    config.preferred_segment = name
+    data = rng.randbytes(MIB)
+    memory[:] = data
+    assert store.put_from(one := key(), memory.address, MIB, config) == 0
+    assert store.get(one) == data
+    # The store keeps the engine that it was given, whatever becomes of the object.
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    del engine, shared
+    assert store.put_from(two := key(), memory.address, MIB, config) == 0
+    assert store.get(two) == data
+    assert store.close() == 0
