@@ -138,6 +138,31 @@ assert stores[0].remove("task", True) == 0
     check(code, master)
 
 
+def test_many_replicas_are_dropped_in_one_call(master):
+    code = """
+import random
+stores = [new() for _ in range(2)]
+first, second = (store.get_hostname() for store in stores)
+values = {f"drop{i}": random.randbytes(10_000 + i) for i in range(40)}
+config = ReplicateConfig()
+config.replica_num = 2
+for name, value in list(values.items())[:30]:
+    assert stores[0].put(name, value, config) == 0
+config.replica_num, config.preferred_segment = 1, second
+for name, value in list(values.items())[30:]:
+    assert stores[0].put(name, value, config) == 0
+
+keys = ["none", *values, ""]
+assert stores[0].batch_replica_clear(keys, second) == list(values)
+found = stores[0].batch_get_replica_desc(keys)
+assert list(found) == list(values)[:30], "what lay nowhere else is gone"
+assert all(len(replicas) == 1 for replicas in found.values())
+assert stores[1].close() == 0
+assert all(stores[0].get(name) == values[name] for name in found)
+"""
+    check(code, master)
+
+
 def test_a_tenant_is_told_where_the_master_knows_none():
     code = "store = new(tenant_id='team'); assert store.put('t', b'v') == 0 and new().get('t') == b'v'"
     with running_master() as (address, _):

@@ -140,37 +140,49 @@ except TypeError:
     check(code, master)
 
 
-def test_closing_a_store_on_a_shared_engine_waits_no_longer_than_any_close():
+def test_closing_a_store_waits_no_longer_for_transfers_of_the_engine_that_it_shares(master):
     code = """
 import os, signal, subprocess
 from mooncake.engine import TransferEngine
 LEN = 96 * MIB
-holder = subprocess.Popen([sys.executable, "-c", HOLDER, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-try:
-    assert holder.stdout.readline() == "ready\\n"
+
+def started():
     engine = TransferEngine()
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    return engine, f"127.0.0.1:{engine.get_rpc_port()}"
+
+if sys.argv[2:] == ["peer"]:
+    engine, name = started()
+    memory = alloc(LEN)
+    assert engine.register_memory(memory, LEN) == 0
+    print(name, memory, flush=True)
+    sys.stdin.read()
+    sys.exit()
+
+peer = subprocess.Popen([sys.executable, "-c", CODE, sys.argv[1], "peer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+try:
+    there, target = peer.stdout.readline().split()
+    engine, name = started()
     store = MooncakeDistributedStore()
-    name = f"127.0.0.1:{engine.get_rpc_port()}"
     assert store.setup(name, "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1], engine=engine.get_engine()) == 0
     memory = alloc(LEN)
     assert store.register_buffer(memory, LEN) == 0
-    assert store.put_from("before", memory, 10) == 0
-    os.kill(holder.pid, signal.SIGSTOP)
+    assert engine.transfer_sync_write(there, memory, int(target), 10) == 0
+    os.kill(peer.pid, signal.SIGSTOP)
     codes = []
-    put = threading.Thread(target=lambda: codes.append(store.put_from("stuck", memory, LEN)), daemon=True)
-    put.start()
-    put.join(1)
-    assert put.is_alive(), codes
+    write = threading.Thread(target=lambda: codes.append(engine.transfer_sync_write(there, memory, int(target), LEN)))
+    write.start()
+    write.join(1)
+    assert write.is_alive(), codes
     start = time.monotonic()
     assert store.close() == 0
     print(time.monotonic() - start)
 finally:
-    holder.kill()
-    holder.communicate()
+    peer.kill()
+    peer.communicate()
+write.join()
 """
-    holder = PRELUDE + "store = new(128 * MIB)\nprint('ready', flush=True)\nsys.stdin.read()\n"
-    with running_master("--client_ttl=60") as (address, _):
-        done = run_child(f"HOLDER = {holder!r}\n" + PRELUDE + code, address, LAYERCAKE_TRANSPORTS="tcp")
+    code = f"CODE = {PRELUDE + code!r}\nexec(CODE)\n"
+    done = run_child(code, master, LAYERCAKE_TRANSPORTS="tcp")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 10, "three seconds are allowed, whatever is in flight"
