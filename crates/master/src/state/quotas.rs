@@ -76,6 +76,7 @@ impl State {
             && let Some((_, handle)) = candidates.pop()
         {
             self.evict_one(now, handle, &mut effects);
+            // Few, however many objects went: what one tenant gets back is one entry.
             let of_tenant = effects.discharged.iter().filter(|(of, _)| *of == tenant);
             freed = of_tenant.map(|(_, bytes)| bytes).sum();
         }
