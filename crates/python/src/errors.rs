@@ -113,7 +113,9 @@ pub(crate) fn raise(error: &StoreError) -> PyErr {
 /// The exception that a failure with a peer becomes.
 pub(crate) fn raise_peer(error: &PeerError) -> PyErr {
     let kind = match error {
-        PeerError::Address { .. } | PeerError::UnknownMemory { .. } => Kind::InvalidArgument,
+        PeerError::Address { .. } | PeerError::UnknownMemory { .. } | PeerError::TooLong { .. } => {
+            Kind::InvalidArgument
+        }
         PeerError::TokenRequired { .. } | PeerError::Untrusted { .. } => Kind::Authentication,
         PeerError::Version { .. } => Kind::VersionMismatch,
         PeerError::Refused { refusal, .. } => kind_of_refusal(refusal),

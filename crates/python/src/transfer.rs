@@ -309,7 +309,7 @@ impl PyTransferEngine {
     ///
     /// Args:
     ///     name: What the message is about.
-    ///     message: Any bytes, up to some megabytes.
+    ///     message: Any bytes. With the name they are 64 KiB at most.
     fn notify(&self, py: Python<'_>, peer: &str, name: String, message: &[u8]) -> PyResult<()> {
         let engine = self.peers()?;
         let message = message.to_vec();

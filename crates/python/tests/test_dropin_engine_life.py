@@ -9,7 +9,7 @@ pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
 
 from conftest import MIB, child_env  # noqa: E402
 from dropin import Memory  # noqa: E402
-from mooncake.engine import TransferEngine  # noqa: E402
+from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # noqa: E402
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig  # noqa: E402
 
 WRITER = """
@@ -47,6 +47,35 @@ def test_memory_is_the_program_s_alone_once_its_engine_has_gone(transport, how):
         memory[:] = bytes(size)
         assert writer.stdout.read().endswith("refused\n")
     assert memory[:] == bytes(size)
+
+
+def test_messages_are_so_long_and_kept_up_to_so_many_bytes():
+    memory, engine, peer = Memory(4096), TransferEngine(), TransferEngine()
+    for one in (engine, peer):
+        assert one.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert peer.register_memory(memory.address, 4096) == 0
+    name, here = f"127.0.0.1:{peer.get_rpc_port()}", Memory(4096)
+    here[:5] = b"hello"
+    arguments = (name, here.address, memory.address, 5, TransferOpcode.Write)
+    longest = 64 << 10
+    assert engine.transfer_sync(*arguments, TransferNotify("n", "x" * longest)) == -1
+    assert memory[:5] == bytes(5), "it is refused before anything moves"
+    for at in range(300):
+        title = f"{at:03}"
+        assert engine.transfer_sync(*arguments, TransferNotify(title, "x" * (longest - 3))) == 0
+    assert memory[:5] == b"hello"
+    kept = peer.get_notifies()
+    assert [notify.name for notify in kept] == [f"{at:03}" for at in range(300 - 256, 300)]
+    assert {len(notify.msg) for notify in kept} == {longest - 3}
+    assert peer.get_notifies() == []
+
+
+def test_sequences_that_memory_has_no_room_for_are_an_error():
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    with pytest.raises(MemoryError):
+        engine.batch_unregister_memory(range(1 << 60))
+    assert engine.batch_unregister_memory(range(3)) == -3
 
 
 def test_a_store_that_shares_an_engine_is_called_as_the_engine_is(cluster, key, rng):

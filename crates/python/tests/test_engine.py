@@ -325,6 +325,7 @@ def test_bad_calls_are_refused_and_the_interpreter_lives():
             (lambda: engine.write(5, [here], [here], [5]), TypeError),
             (lambda: engine.write(me, [here], [here], [5], timeout=-1), TypeError),
             (lambda: engine.notify(me, "n", "text"), TypeError),
+            (lambda: engine.notify(me, "n", bytes(64 << 10)), InvalidArgument),
             (lambda: TransferEngine(transports="rdma"), InvalidArgument),
             (lambda: TransferEngine("nowhere.invalid"), InvalidArgument),
             (lambda: Transfer(), TypeError),

@@ -2,7 +2,7 @@
 
 use pyo3::Borrowed;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyList, PySequence, PyString, PyTuple};
 
@@ -78,14 +78,14 @@ fn out_of_range(obj: &Bound<'_, PyAny>) -> PyErr {
 /// Appends the integers of a list, tuple or array.
 pub(super) fn append(obj: &Bound<'_, PyAny>, values: &mut Vec<u64>) -> PyResult<()> {
     if let Ok(list) = obj.cast::<PyList>() {
-        values.reserve(list.len());
+        reserve(values, list.len())?;
         for item in list.iter() {
             values.push(int(&item)?);
         }
         return Ok(());
     }
     if let Ok(tuple) = obj.cast::<PyTuple>() {
-        values.reserve(tuple.len());
+        reserve(values, tuple.len())?;
         for item in tuple.iter_borrowed() {
             values.push(int(&item)?);
         }
@@ -105,11 +105,19 @@ pub(super) fn append(obj: &Bound<'_, PyAny>, values: &mut Vec<u64>) -> PyResult<
     Ok(())
 }
 
+fn reserve(values: &mut Vec<u64>, more: usize) -> PyResult<()> {
+    let reserved = values.try_reserve(more);
+    reserved.map_err(|_| PyMemoryError::new_err(format!("no memory for {more} more integers")))
+}
+
 /// Appends the integers of a sequence without a buffer that is no text: a `range`, say.
 fn append_sequence(obj: &Bound<'_, PyAny>, values: &mut Vec<u64>) -> PyResult<()> {
     match obj.cast::<PySequence>() {
         Ok(sequence) if !obj.is_instance_of::<PyString>() => {
+            reserve(values, sequence.len()?)?;
             for item in sequence.try_iter()? {
+                // It may have said less than it has.
+                reserve(values, 1)?;
                 values.push(int(&item?)?);
             }
             Ok(())

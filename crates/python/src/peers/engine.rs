@@ -17,9 +17,9 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::PeerError;
 use super::link::{Link, View};
 use super::server::{self, Door, Notification};
+use super::{PeerError, check_notification};
 use crate::core::{EngineCore, EngineSettings};
 use crate::runtime::Close;
 
@@ -277,6 +277,7 @@ impl PeerEngine {
         title: String,
         message: Vec<u8>,
     ) -> Result<(), PeerError> {
+        check_notification(&title, &message)?;
         self.peer(name).await?.link.notify(title, message).await
     }
 

@@ -33,6 +33,18 @@ pub(crate) use self::engine::{Move, PeerEngine, Submitted};
 /// How long connecting to a peer, or one request to it, may take.
 const ASK_WITHIN: Duration = Duration::from_secs(3);
 
+/// Bytes of a notification's name and message together. Peers end a stream on which a longer one comes.
+const NOTIFICATION: usize = 64 << 10;
+
+/// Refuses what peers would not take.
+pub(crate) fn check_notification(name: &str, message: &[u8]) -> Result<(), PeerError> {
+    let len = name.len().saturating_add(message.len());
+    if len > NOTIFICATION {
+        return Err(PeerError::TooLong { len });
+    }
+    Ok(())
+}
+
 /// Why something with a peer failed.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum PeerError {
@@ -69,6 +81,8 @@ pub(crate) enum PeerError {
         pieces: usize,
         first: PieceError,
     },
+    #[error("a notification of {len} bytes: {NOTIFICATION} are accepted, its name included")]
+    TooLong { len: usize },
     #[error("the engine was closed")]
     Closed,
 }

@@ -22,6 +22,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Status, Streaming};
 
+use super::NOTIFICATION;
 use crate::core::EngineCore;
 
 /// How long a stream may take to prove that it may be here.
@@ -30,8 +31,12 @@ const GREET_WITHIN: Duration = Duration::from_secs(10);
 /// Answers that a peer has not taken yet; further requests wait.
 const QUEUE: usize = 16;
 
-/// Notifications that are kept until they are taken; one more drops the oldest.
+/// Notifications that are kept until they are taken, and their bytes; one more drops the oldest.
 const INBOX: usize = 4096;
+const INBOX_BYTES: usize = 16 << 20;
+
+/// Longest request: a notification, and its frame.
+const REQUEST: usize = NOTIFICATION + 1024;
 
 /// Streams that may be open on one connection: a peer needs one.
 const STREAMS: u32 = 8;
@@ -43,8 +48,33 @@ pub(crate) type Notification = (String, Vec<u8>);
 pub(super) struct Door {
     pub(super) engine: Arc<EngineCore>,
     pub(super) token: Option<SharedToken>,
-    inbox: Mutex<VecDeque<Notification>>,
+    inbox: Mutex<Inbox>,
     tasks: TaskTracker,
+}
+
+/// Notifications that nobody has taken yet.
+#[derive(Default)]
+struct Inbox {
+    kept: VecDeque<Notification>,
+    /// Of their names and messages.
+    bytes: usize,
+}
+
+impl Inbox {
+    fn keep(&mut self, notification: Notification) {
+        self.bytes += len(&notification);
+        self.kept.push_back(notification);
+        while self.kept.len() > INBOX || self.bytes > INBOX_BYTES {
+            let Some(oldest) = self.kept.pop_front() else {
+                break;
+            };
+            self.bytes -= len(&oldest);
+        }
+    }
+}
+
+fn len((name, message): &Notification) -> usize {
+    name.len() + message.len()
 }
 
 impl Door {
@@ -63,15 +93,12 @@ impl Door {
 
     /// The notifications that came since the last call.
     pub(super) fn take_notifications(&self) -> Vec<Notification> {
-        std::mem::take(&mut *self.inbox.lock()).into()
+        std::mem::take(&mut *self.inbox.lock()).kept.into()
     }
 
     fn keep(&self, notify: wire::PeerNotify) {
-        let mut inbox = self.inbox.lock();
-        if inbox.len() == INBOX {
-            inbox.pop_front();
-        }
-        inbox.push_back((notify.name, notify.message.into()));
+        let notification = (notify.name, notify.message.into());
+        self.inbox.lock().keep(notification);
     }
 
     fn regions(&self) -> wire::PeerRegions {
@@ -97,10 +124,13 @@ pub(super) async fn serve(door: Arc<Door>, listener: TcpListener, stop: Cancella
     let served = Server::builder()
         .max_concurrent_streams(STREAMS)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .add_service(PeerServer::new(Service {
-            door,
-            stop: stop.clone(),
-        }))
+        .add_service(
+            PeerServer::new(Service {
+                door,
+                stop: stop.clone(),
+            })
+            .max_decoding_message_size(REQUEST),
+        )
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await;
     if let Err(error) = served {

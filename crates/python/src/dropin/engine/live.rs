@@ -16,7 +16,7 @@ use super::under_way::UnderWay;
 use crate::core::{EngineCore, EngineSettings, RegisterRefused};
 use crate::dropin::member;
 use crate::memory::Use;
-use crate::peers::{Move, PeerEngine, PeerError};
+use crate::peers::{Move, PeerEngine, PeerError, check_notification};
 
 /// How long closing waits for what is in flight.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -197,6 +197,10 @@ impl Live {
             return code::FAILED;
         };
         let moving = async {
+            if let Some(Notify { name, msg }) = &notify {
+                // Before anything moves.
+                check_notification(name, msg.as_bytes())?;
+            }
             self.peers.transfer(peer, direction, &moves).await?;
             match notify {
                 Some(notify) => self.peers.notify(peer, notify).await,
