@@ -27,6 +27,8 @@ pub(crate) trait OneKey {
     async fn end(&self, session: PutSession) -> Result<(), StoreError>;
     async fn store(&self, key: &ObjectKey, bytes: &[u8]);
     async fn has(&self, key: &ObjectKey) -> bool;
+    /// As [`has`](Self::has), where the master may be away.
+    async fn look(&self, key: &ObjectKey) -> Result<bool, StoreError>;
     async fn load(&self, key: &ObjectKey) -> Result<Vec<u8>, StoreError>;
 }
 
@@ -87,10 +89,13 @@ impl OneKey for StoreClient {
     }
 
     async fn has(&self, key: &ObjectKey) -> bool {
-        let found = one(self
+        self.look(key).await.expect("the master is up")
+    }
+
+    async fn look(&self, key: &ObjectKey) -> Result<bool, StoreError> {
+        one(self
             .exists(std::slice::from_ref(key), Recency::default())
-            .await);
-        found.expect("the master is up")
+            .await)
     }
 
     async fn load(&self, key: &ObjectKey) -> Result<Vec<u8>, StoreError> {

@@ -28,16 +28,15 @@ impl Proxy {
                 let Ok(far) = TcpStream::connect(&target) else {
                     continue;
                 };
-                let both = [(&near, &far), (&far, &near)];
-                for (from, to) in both {
-                    let (from, to) = (
-                        from.try_clone().expect("open"),
-                        to.try_clone().expect("open"),
-                    );
+                let clones =
+                    |stream: &TcpStream| [(); 2].map(|()| stream.try_clone().expect("open"));
+                let ([from_near, to_near], [from_far, to_far]) = (clones(&near), clones(&far));
+                // Whoever sees bytes pass can cut what they pass through.
+                streams.lock().expect("no panic").extend([near, far]);
+                for (from, to) in [(from_near, to_far), (from_far, to_near)] {
                     let held = Arc::clone(&held);
                     std::thread::spawn(move || pass(from, to, &held));
                 }
-                streams.lock().expect("no panic").extend([near, far]);
             }
         });
         proxy
@@ -95,9 +94,9 @@ fn a_connection_that_was_cut_is_made_anew() {
     };
     assert_eq!(error_of(&write(8 << 20)), None);
     for round in 0..10 {
-        // While nothing is in flight: nobody notices.
-        proxy.cut();
+        // While nothing is in flight: nobody notices. A lane may still have been on its way to the proxy.
         eventually("the engine has noticed", || {
+            proxy.cut();
             engine.stats().tcp_connections == 0
         });
         local.copy_in(0, &pattern(round, 4096)).expect("inside");
