@@ -95,6 +95,11 @@ impl RegionEntry {
         self.id
     }
 
+    /// Whether it is the caller's memory, not the engine's own.
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.backing, Backing::Foreign { .. })
+    }
+
     pub(crate) fn capability(&self) -> &Capability {
         &self.capability
     }

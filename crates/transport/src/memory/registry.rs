@@ -156,16 +156,22 @@ impl Registry {
             .ok_or(Error::AddressOverflow { addr, len })?;
         {
             let mut addresses = self.addresses.lock();
-            if let Some((_, (other_end, region))) = addresses.range(..end).next_back()
-                && *other_end > addr
-            {
-                return Err(Error::Overlap {
-                    addr,
-                    len,
-                    region: *region,
-                });
+            let before = addresses.range(..end).next_back();
+            match before.filter(|(_, (other_end, _))| *other_end > addr) {
+                None => {
+                    addresses.insert(addr, (end, entry.id()));
+                }
+                Some((_, (_, region))) if entry.is_foreign() => {
+                    return Err(Error::Overlap {
+                        addr,
+                        len,
+                        region: *region,
+                    });
+                }
+                // Memory of ours can't be another's as well: its owner gave that back to the allocator
+                // without unregistering it, and whoever asks for memory now is not to blame.
+                Some(_) => {}
             }
-            addresses.insert(addr, (end, entry.id()));
         }
         let entry = Arc::new(entry);
         self.regions.write().insert(entry.id(), Arc::clone(&entry));

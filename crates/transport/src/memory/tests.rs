@@ -76,6 +76,28 @@ fn what_cannot_be_registered_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_registration_that_outlived_its_memory_is_in_nobodys_way() {
+    let registry = registry();
+    let buffer = vec![0_u8; 8192];
+    let addr = buffer.as_ptr() as usize;
+    let stale = registry
+        .register_foreign(addr, 8192, MemoryKind::Host, Access::LocalOnly)
+        .map(|entry| Memory::new(entry, Arc::clone(&registry)))
+        .expect("free");
+    // The allocator gave the same addresses out again, to the engine this time.
+    let own = registry
+        .register(buffer.into(), Access::LocalOnly)
+        .map(|entry| Memory::new(entry, Arc::clone(&registry)))
+        .expect("memory of its own");
+    let foreign = || registry.register_foreign(addr, 10, MemoryKind::Host, Access::LocalOnly);
+    assert!(matches!(foreign(), Err(Error::Overlap { region, .. }) if region == stale.id()));
+    own.unregister(Duration::ZERO).expect("nobody uses it");
+    assert!(foreign().is_err(), "the first registration still stands");
+    stale.unregister(Duration::ZERO).expect("nobody uses it");
+    foreign().expect("free again");
+}
+
+#[test]
 fn a_pinned_region_is_waited_for_and_kept() {
     let registry = registry();
     let memory = allocate(&registry, 4096, Access::RemoteReadWrite);
