@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import layercake
+
+# A shell that starts this in the background has it ignored, which children would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 MIB = 1 << 20
 
