@@ -18,7 +18,6 @@ import layercake
 # A shell that starts this in the background has it ignored, which children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 MIB = 1 << 20
 
 
