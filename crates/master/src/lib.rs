@@ -23,4 +23,4 @@ pub use config::{Limits, MasterConfig, first_generation};
 pub use error::Error;
 pub use metrics::{CallStat, Calls, SIZE_CLASSES};
 pub use monitor::{Health, Monitor};
-pub use server::{BoundMaster, Master};
+pub use server::{BoundMaster, Master, threads};

@@ -58,6 +58,15 @@ pub struct BoundMaster {
     local_addr: SocketAddr,
 }
 
+/// Worker threads that suit the runtime of a process which is a master and nothing else: one for every two
+/// cores. A worker that takes a message wakes another one to watch for the next, so one more worker than is
+/// busy costs each request a change of threads.
+#[must_use]
+pub fn threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).max(1)
+}
+
 impl Master {
     /// A master with these settings. Its metrics are registered in `registry`.
     pub fn new(config: MasterConfig, registry: &mut Registry) -> Result<Self, Error> {

@@ -1,7 +1,7 @@
 //! The process's runtime, what a fork means, and the end of the interpreter.
 //!
 //! Libraries build no runtime, programs do; for a Python process this module is the program. There is
-//! one tokio runtime with two workers, made when it is first needed and never torn down: its threads
+//! one tokio runtime with one worker, made when it is first needed and never torn down: its threads
 //! end with the process. None of them ever touches Python, so the interpreter may be finalized while
 //! they run. What must be done in order, leaving the master and withdrawing segments, is done by
 //! [`close_at_exit`] while the interpreter is whole.
@@ -27,8 +27,10 @@ use tokio::task::JoinError;
 use crate::errors::Kind;
 use crate::logs;
 
-/// Worker threads. Bytes move on the transfer engines' threads, so two are plenty.
-const WORKERS: usize = 2;
+/// Worker threads. Bytes move on the transfer engines' threads and calls run on their callers', so what is
+/// left is the traffic with the master; a second worker would be woken for every message, to watch for the
+/// next one.
+const WORKERS: usize = 1;
 
 /// How often a long wait looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(100);

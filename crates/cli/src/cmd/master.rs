@@ -63,7 +63,7 @@ pub(crate) fn execute(options: &Options, sources: &Sources) -> Result<()> {
     let settings = MasterSettings::take(&resolved)?;
     let config = config(&common, &settings)?;
     process::start_logging(&common)?;
-    let runtime = process::runtime(std::thread::available_parallelism().map_or(1, usize::from))?;
+    let runtime = process::runtime(layercake_master::threads())?;
     let ran = runtime.block_on(run(config, settings.http, options.life));
     runtime.shutdown_timeout(Duration::from_millis(500));
     ran

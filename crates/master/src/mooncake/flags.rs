@@ -53,7 +53,7 @@ use Kind::{Fraction, Number, Switch, Text, Time};
 const OFF: &[&str] = &["false"];
 const EMPTY: &[&str] = &[""];
 const ALLOCATOR: &str = "there is one allocator, with exact sizes in 4 KiB granules";
-const THREADS: &str = "there is a thread for each core, whatever the number of connections";
+const THREADS: &str = "there is a thread for every two cores, whatever the number of connections";
 const NO_DISK: &str = "objects are kept in memory only: leave it off";
 const DISK_OFF: &str = "it belongs to the tier on disks, which is off";
 const NO_HA: &str = "there is one master without a standby: leave it off; clients reconnect to a restarted master by themselves";

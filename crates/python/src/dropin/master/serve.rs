@@ -85,8 +85,7 @@ impl Stop {
 
 /// Runs a master until SIGTERM or SIGINT.
 pub(super) fn run(settings: Settings) -> Result<(), Failed> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    block_on(threads, serve(settings))
+    block_on(layercake_master::threads(), serve(settings))
 }
 
 /// Runs a metadata server alone until SIGTERM or SIGINT.
