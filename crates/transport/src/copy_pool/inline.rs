@@ -1,8 +1,8 @@
 //! Small batches, moved by the thread that submits them.
 //!
-//! That is quicker than waking another one, and takes some ten microseconds at most. Nothing is shared,
-//! split or queued, so none of what [`super::run`] keeps for that is needed; what a batch comes to is
-//! the same.
+//! That is quicker than waking another one, and takes some tens of microseconds at most: the headers of
+//! a usual batch of objects belong here. Nothing is shared, split or queued, so none of what
+//! [`super::run`] keeps for that is needed; what a batch comes to is the same.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,13 +13,13 @@ use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;
 
-/// The most bytes of a batch that counts as small.
-const MAX_BYTES: u64 = 64 << 10;
+/// The most bytes of a batch that counts as small: of those, waking a thread costs more than copying.
+const MAX_BYTES: u64 = UNIT_BYTES;
 
 /// The most pieces. More are left to the copy threads, however small.
 const MAX_PIECES: usize = 64;
 
-const _: () = assert!(MAX_BYTES <= UNIT_BYTES && MAX_PIECES <= UNIT_PARTS);
+const _: () = assert!(MAX_PIECES <= UNIT_PARTS);
 
 /// The pieces that need something, each as one part; none if they are too many or too large.
 pub(super) fn parts(job: &Job, set: &PieceSet) -> Option<Vec<Part>> {
