@@ -201,17 +201,19 @@ def test_closing_while_calls_run_ends_them_with_codes(master):
 store = new(64 * MIB)
 source = alloc(4 * MIB)
 assert store.register_buffer(source, 4 * MIB) == 0
-seen = []
+seen, closed = [], threading.Event()
 def work(index):
-    for turn in range(200):
+    last = False
+    while not last:
+        # At least one call of each kind begins behind the close.
+        last = closed.is_set()
         seen.append(store.upsert_from(f"closing-{index}", source, 4 * MIB))
         seen.append(store.batch_is_exist(["closing-0", "closing-1"])[0])
 threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
 for thread in threads: thread.start()
-time.sleep(0.2)
-start = time.monotonic()
+while len(seen) < 30: time.sleep(0.001)
 assert store.close() == 0
-assert time.monotonic() - start < 3
+closed.set()
 for thread in threads: thread.join()
 assert all(type(code) is int and code <= 1 for code in seen)
 assert seen[-1] < 0 and store.get("closing-0") == b""
