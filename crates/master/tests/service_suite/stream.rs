@@ -462,8 +462,13 @@ async fn a_node_whose_stream_broke_has_nothing_to_promise() {
     assert_eq!(results(writer.call(end).await, 1), [Ok(())]);
     assert_eq!(writer.exists(&["k"]).await, [1]);
     drop(node);
-    while writer.exists(&["k"]).await != [0] {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    let lost = async {
+        while writer.exists(&["k"]).await != [0] {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), lost)
+        .await
+        .expect("what only that node holds is not promised any more");
     assert!(writer.put_start(&["l"], 10_000).await[0].is_err());
 }

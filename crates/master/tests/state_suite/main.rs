@@ -14,6 +14,7 @@ mod members;
 mod model;
 mod placement;
 mod quotas;
+mod replacing;
 mod reports;
 mod sessions;
 mod threads;
