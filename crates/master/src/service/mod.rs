@@ -202,11 +202,24 @@ impl Core {
         let mut interval = tokio::time::interval(every);
         // After a stall one tick catches up.
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked = self.now();
         loop {
             tokio::select! {
-                _ = interval.tick() => self.tick(),
+                _ = interval.tick() => {}
                 () = stop.cancelled() => return,
             }
+            let late = self.now().since(looked).saturating_sub(every);
+            if late > every {
+                self.state.stood_still(self.now(), late);
+                if late > self.heartbeat_every {
+                    tracing::warn!(
+                        ?late,
+                        "the master stood still, nobody's silence is counted for that time"
+                    );
+                }
+            }
+            self.tick();
+            looked = self.now();
         }
     }
 }

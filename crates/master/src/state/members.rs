@@ -80,6 +80,14 @@ impl Members {
         Some(member.location())
     }
 
+    /// Nobody could be heard for `deaf`: it does not count as silence.
+    pub(crate) fn excuse(&self, now: Moment, deaf: Duration) {
+        for member in self.table.read().values() {
+            let heard = member.last_heard() + deaf;
+            member.heard(heard.min(now));
+        }
+    }
+
     /// Takes out those that were not heard of for `ttl`.
     pub(crate) fn expire(&self, now: Moment, ttl: Duration) -> Vec<(ClientId, String)> {
         let silent = |member: &Member| now.since(member.last_heard()) >= ttl;

@@ -97,6 +97,13 @@ impl State {
         }
     }
 
+    /// The master itself stood still for `deaf` (stopped, or starved of processor time): what members said
+    /// meanwhile lies unread, so that time is not counted as their silence. To be called before the
+    /// [`tick`](Self::tick) that comes late.
+    pub fn stood_still(&self, now: Moment, deaf: Duration) {
+        self.members.excuse(now, deaf);
+    }
+
     /// Takes a segment into the pool; true if it was there already. `max_generation` is the greatest tag in
     /// it: later reservations are numbered above.
     pub fn mount(

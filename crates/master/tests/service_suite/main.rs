@@ -5,5 +5,6 @@ mod common;
 mod door;
 mod monitor;
 mod shutdown;
+mod stalls;
 mod stream;
 mod waits;

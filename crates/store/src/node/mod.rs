@@ -62,10 +62,15 @@ impl NodeConfig {
     /// The size up to which [`Self::lending`] makes one segment.
     pub const STEP: u64 = 8 << 30;
 
-    /// Lends `bytes` in as few segments of at most [`Self::STEP`] as it takes, of equal size: each is
-    /// usable when it is touched, so a large node is there step by step.
+    /// The most segments that [`Self::lending`] makes; beyond, they grow. Their list is made before the
+    /// machine is asked whether it has so much, and goes with every heartbeat.
+    const MOST: u64 = 4096;
+
+    /// Lends `bytes` in as few segments of at most [`Self::STEP`] as it takes (beyond 32 TiB in 4,096
+    /// larger ones), of equal size: each is usable when it is touched, so a large node is there step by
+    /// step.
     pub fn lending(bytes: u64, huge_pages: bool) -> Self {
-        let count = bytes.div_ceil(Self::STEP).max(1);
+        let count = bytes.div_ceil(Self::STEP).clamp(1, Self::MOST);
         let spec = |at: u64| SegmentSpec {
             len: bytes / count + u64::from(at < bytes % count),
             huge_pages,
@@ -420,5 +425,28 @@ impl fmt::Debug for Node {
             .field("name", &self.shared.link.name())
             .field("stats", &self.stats())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lending_makes_few_segments_of_equal_size_that_are_the_whole() {
+        for (bytes, count) in [
+            (1, 1),
+            (NodeConfig::STEP, 1),
+            (NodeConfig::STEP + 1, 2),
+            (5 * NodeConfig::STEP - 3, 5),
+            (32 << 40, 4096),
+            (u64::MAX, 4096),
+        ] {
+            let segments = NodeConfig::lending(bytes, false).segments;
+            assert_eq!(segments.len(), count, "of {bytes}");
+            let lens = || segments.iter().map(|spec| spec.len);
+            assert_eq!(lens().sum::<u64>(), bytes);
+            assert!(lens().max() <= lens().min().map(|least| least + 1));
+        }
     }
 }
