@@ -5,6 +5,8 @@ import inspect
 import pathlib
 from importlib import metadata
 
+import pytest
+
 import layercake
 import layercake._native
 from conftest import check_child
@@ -73,8 +75,9 @@ def test_exceptions_are_what_their_names_say():
     assert str(layercake.NotFound("no quotes")) == "no quotes"
 
 
-def test_the_readme_example_runs():
-    text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+@pytest.mark.parametrize("page", ["crates/python/README.md", "README.md"])
+def test_the_readme_example_runs(page):
+    text = (pathlib.Path(__file__).parents[3] / page).read_text()
     blocks = text.split("```python\n")[1:]
     assert blocks
     for block in blocks:
