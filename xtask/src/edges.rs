@@ -10,7 +10,7 @@ use crate::run;
 
 /// Which of our crates each crate may use in its normal build. Benches and xtask are free, and so
 /// are the tests of every crate.
-const ALLOWED: [(&str, &[&str]); 7] = [
+const ALLOWED: [(&str, &[&str]); 8] = [
     ("layercake-protocol", &[]),
     ("layercake-transport", &["layercake-protocol"]),
     (
@@ -25,6 +25,15 @@ const ALLOWED: [(&str, &[&str]); 7] = [
             "layercake-store",
         ],
     ),
+    (
+        "layercake-engine",
+        &[
+            "layercake-protocol",
+            "layercake-transport",
+            "layercake-store",
+            "layercake-connector",
+        ],
+    ),
     // The master moves no bytes: it knows the messages and nothing else.
     ("layercake-master", &["layercake-protocol"]),
     (
@@ -34,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 7] = [
             "layercake-transport",
             "layercake-store",
             "layercake-connector",
+            "layercake-engine",
             "layercake-master",
         ],
     ),

@@ -95,6 +95,14 @@ impl StoreScheduler {
         self.planner.len()
     }
 
+    /// Waits until a look-up has been answered, but no longer than this: for an engine that has nothing
+    /// to compute meanwhile.
+    pub fn wait(&mut self, at_most: Duration) {
+        if let Ok((question, answer)) = self.answers.recv_timeout(at_most) {
+            self.planner.answered(&question, answer, self.now());
+        }
+    }
+
     fn now(&self) -> Duration {
         self.start.elapsed()
     }

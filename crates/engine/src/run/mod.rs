@@ -1,0 +1,440 @@
+//! The engine: scheduler, ranks and connector together.
+//!
+//! ```text
+//! submit ─▶ Scheduler ──plan──▶ ranks (threads) ──logits, results──▶ Scheduler ─▶ take_finished
+//!               │                  │
+//!        StoreScheduler        StoreWorker          the connector, by its public API
+//! ```
+//!
+//! One thread calls [`Engine`]. A step is synchronous: planned, computed by all ranks, and applied. A rank
+//! that fails ends the engine: every later call says so, and all its requests have failed.
+
+mod rank;
+pub mod timeline;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use layercake_connector::checks::{Deployment, Execution};
+use layercake_connector::contract::{Absorbed, RequestId, SchedulerSide, WorkerSide as _};
+use layercake_connector::options::Options;
+use layercake_connector::scheduler::StoreScheduler;
+use layercake_connector::stats::ConnectorStats;
+use layercake_connector::worker::StoreWorker;
+use layercake_store::StoreClient;
+use layercake_transport::Engine as Transport;
+use tokio::runtime::Handle;
+
+use self::rank::{Parts, Rank, Work};
+use self::timeline::Span;
+use crate::cache::PagedCache;
+use crate::error::EngineError;
+use crate::model::{LogitsDigest, ModelConfig, RankModel};
+use crate::parallel;
+use crate::scheduler::{Ended, Limits, Link, Scheduler};
+
+/// How long an engine that has nothing to compute waits for a look-up before it asks its workers again
+/// whether saves are over.
+const IDLE: Duration = Duration::from_millis(1);
+
+/// What an engine is.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The model.
+    pub model: ModelConfig,
+    /// Ranks that share its heads.
+    pub ranks: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Blocks of the cache.
+    pub blocks: u64,
+    /// The most tokens of a step: longer prompts are computed in chunks.
+    pub step_tokens: usize,
+    /// The most requests of a step.
+    pub sequences: usize,
+    /// Whether requests share blocks of equal content in this engine.
+    pub prefix_caching: bool,
+    /// The least time that a layer takes to compute, for the study of overlap.
+    pub layer_time: Duration,
+}
+
+impl EngineConfig {
+    /// An engine for this model with room for a few requests.
+    pub fn new(model: ModelConfig) -> Self {
+        Self {
+            model,
+            ranks: 1,
+            block_size: 16,
+            blocks: 256,
+            step_tokens: 512,
+            sequences: 16,
+            prefix_caching: true,
+            layer_time: Duration::ZERO,
+        }
+    }
+}
+
+/// The store that an engine saves to and loads from.
+#[derive(Clone, Debug)]
+pub struct StoreLink {
+    /// Its client. Its transfer engine has the cache's memory.
+    pub store: StoreClient,
+    /// The connector's options.
+    pub options: Options,
+    /// Namespace of the objects.
+    pub tenant: String,
+    /// Where the connector's tasks run.
+    pub runtime: Handle,
+}
+
+/// A request that has ended.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// Its id.
+    pub id: RequestId,
+    /// What was generated.
+    pub tokens: Vec<u32>,
+    /// The logits of each generated token.
+    pub logits: Vec<LogitsDigest>,
+    /// It failed, or was given up: `tokens` ends early.
+    pub failed: bool,
+    /// From its arrival to its first token.
+    pub first_token: Option<Duration>,
+    /// Tokens of its prompt that were in this engine's cache when it was admitted first.
+    pub local_tokens: usize,
+    /// Tokens that were to be loaded from the store then.
+    pub loaded_tokens: usize,
+    /// How often it lost its blocks.
+    pub preemptions: u32,
+    /// How often a failed load cut it back.
+    pub cuts: u32,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It computed.
+    Computed,
+    /// There was nothing to compute: look-ups or saves are under way.
+    Waited,
+    /// There is nothing left to do.
+    Idle,
+}
+
+/// The reference engine.
+#[derive(Debug)]
+pub struct Engine {
+    scheduler: Scheduler,
+    connector: Option<StoreScheduler>,
+    ranks: Vec<Rank>,
+    runtime: Option<Handle>,
+    vocab: u32,
+    step: u64,
+    broken: Option<u32>,
+    spans: Vec<Span>,
+    worker_stats: Vec<ConnectorStats>,
+}
+
+impl EngineConfig {
+    /// What the connector is told of this engine.
+    pub fn deployment(&self, tenant: &str) -> Deployment {
+        Deployment {
+            tenant: tenant.to_owned(),
+            model: "reference".to_owned(),
+            revision: self.model.revision(),
+            kv_dtype: "f32".to_owned(),
+            block_size: self.block_size,
+            tp_size: self.ranks,
+            storing_ranks: self.ranks,
+            pp_size: 1,
+            pcp_size: 1,
+            dcp_size: 1,
+            groups: vec![self.model.cache_layout(self.ranks, self.block_size)],
+            compatible_keys: false,
+            execution: Execution::Eager,
+            retains_blocks: true,
+        }
+    }
+
+    fn check(&self) -> Result<(), EngineError> {
+        self.model.check(self.ranks)?;
+        for (name, value) in [
+            ("block_size", self.block_size as usize),
+            ("blocks", usize::try_from(self.blocks).unwrap_or(usize::MAX)),
+            ("step_tokens", self.step_tokens),
+            ("sequences", self.sequences),
+        ] {
+            if value == 0 {
+                return Err(EngineError::Setting {
+                    name,
+                    value: "0".to_owned(),
+                    accepted: "at least 1 is needed".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// An engine that computes everything itself. Its cache lies in memory of `transport`.
+    pub fn local(config: &EngineConfig, transport: &Transport) -> Result<Self, EngineError> {
+        Self::start(config, transport, None)
+    }
+
+    /// An engine that saves what it computes to a store, and loads what it finds there.
+    pub fn with_store(config: &EngineConfig, link: &StoreLink) -> Result<Self, EngineError> {
+        Self::start(config, link.store.engine(), Some(link))
+    }
+
+    fn start(
+        config: &EngineConfig,
+        transport: &Transport,
+        link: Option<&StoreLink>,
+    ) -> Result<Self, EngineError> {
+        config.check()?;
+        let start = Instant::now();
+        let deployment = link.map(|link| config.deployment(&link.tenant));
+        let store = link.zip(deployment.as_ref());
+        let connector = match store {
+            Some((link, deployment)) => Some(StoreScheduler::new(
+                deployment,
+                link.options.clone(),
+                link.store.clone(),
+                link.runtime.clone(),
+            )?),
+            None => None,
+        };
+        let blocks = usize::try_from(config.blocks).unwrap_or(usize::MAX);
+        let room = blocks.saturating_mul(config.block_size as usize);
+        let shapes = config.model.shapes(config.ranks);
+        let mut ranks = Vec::new();
+        for port in parallel::ports(config.ranks) {
+            let rank = port.rank();
+            let cache = PagedCache::new(&shapes, config.block_size, config.blocks, transport)?;
+            let worker = match store {
+                Some((link, deployment)) => {
+                    let (options, store) = (link.options.clone(), link.store.clone());
+                    let mut worker =
+                        StoreWorker::new(deployment, rank, options, store, &link.runtime)?;
+                    worker.register_caches(&cache.registration()?)?;
+                    Some(worker)
+                }
+                None => None,
+            };
+            let model = RankModel::new(&config.model, (rank, config.ranks), room, cache);
+            ranks.push(Rank::start(Parts {
+                model,
+                port,
+                worker,
+                layer_time: config.layer_time,
+                start,
+            })?);
+        }
+        Ok(Self {
+            scheduler: Scheduler::new(Limits {
+                block_size: config.block_size as usize,
+                blocks: config.blocks,
+                step_tokens: config.step_tokens,
+                sequences: config.sequences,
+                sharing: config.prefix_caching,
+            }),
+            connector,
+            worker_stats: vec![ConnectorStats::default(); ranks.len()],
+            ranks,
+            runtime: link.map(|link| link.runtime.clone()),
+            vocab: config.model.vocab,
+            step: 0,
+            broken: None,
+            spans: Vec::new(),
+        })
+    }
+
+    /// Takes a request: `wanted` tokens after `prompt`.
+    pub fn submit(
+        &mut self,
+        id: impl Into<RequestId>,
+        prompt: Vec<u32>,
+        wanted: usize,
+    ) -> Result<(), EngineError> {
+        let id = id.into();
+        if let Some(token) = prompt.iter().find(|token| **token >= self.vocab) {
+            return Err(EngineError::BadRequest {
+                request: id,
+                detail: format!("token {token} is not below {}", self.vocab),
+            });
+        }
+        self.scheduler.submit(id, prompt, wanted)
+    }
+
+    /// Gives a request up. `false`: there is none of this id.
+    pub fn abort(&mut self, id: &RequestId) -> bool {
+        self.scheduler.end(id, true, &mut link(&mut self.connector))
+    }
+
+    /// Takes a running request's blocks away: it starts over when there is room. `false`: it is not
+    /// running.
+    pub fn preempt(&mut self, id: &RequestId) -> bool {
+        self.scheduler.preempt(id)
+    }
+
+    /// Requests that have not ended, and those whose saves are under way.
+    pub fn open(&self) -> usize {
+        self.scheduler.open() + self.scheduler.draining()
+    }
+
+    /// Blocks that no request uses.
+    pub fn idle_blocks(&self) -> usize {
+        self.scheduler.idle_blocks()
+    }
+
+    /// Requests that have ended since the last call.
+    pub fn take_finished(&mut self) -> Vec<Completion> {
+        let ended = self.scheduler.take_ended();
+        ended.into_iter().map(Completion::from).collect()
+    }
+
+    /// What the first rank did since the last call, and when.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        std::mem::take(&mut self.spans)
+    }
+
+    /// Counters of the connector's scheduler side, and of each rank's worker side after the last step.
+    pub fn connector_stats(&self) -> Option<(ConnectorStats, &[ConnectorStats])> {
+        let scheduler = self.connector.as_ref()?.stats();
+        Some((scheduler, &self.worker_stats))
+    }
+
+    /// One step.
+    pub fn step(&mut self) -> Result<Progress, EngineError> {
+        if let Some(rank) = self.broken {
+            return Err(EngineError::RankLost { rank });
+        }
+        let result = self.try_step();
+        if let Err(error) = &result {
+            tracing::error!(%error, "a step failed: the engine ends all requests");
+            self.broken = Some(match error {
+                EngineError::RankLost { rank } => *rank,
+                _ => 0,
+            });
+            for id in self.scheduler.open_ids() {
+                self.abort(&id);
+            }
+        }
+        result
+    }
+
+    fn try_step(&mut self) -> Result<Progress, EngineError> {
+        let plan = self.scheduler.plan(link(&mut self.connector))?;
+        if plan.is_empty() {
+            if self.open() == 0 {
+                return Ok(Progress::Idle);
+            }
+            if let Some(connector) = &mut self.connector {
+                connector.wait(IDLE);
+            }
+        }
+        self.step += 1;
+        let batch = self.scheduler.batch(&plan);
+        let metadata = match &mut self.connector {
+            Some(connector) => Some(self.scheduler.metadata(&plan, connector)?),
+            None => None,
+        };
+        let work = Arc::new(Work {
+            step: self.step,
+            batch,
+            metadata,
+        });
+        for rank in &self.ranks {
+            rank.begin(&work)?;
+        }
+        // All are heard, so that the reason is told and not what followed from it.
+        let outputs: Vec<_> = self.ranks.iter().map(Rank::end).collect();
+        let mut logits = Vec::new();
+        let mut results = Vec::new();
+        let mut trouble = None;
+        for output in outputs {
+            match output {
+                Ok(output) => {
+                    if output.rank == 0 {
+                        logits = output.logits;
+                        self.spans.extend(output.spans);
+                    }
+                    results.extend(output.results);
+                    let place = self.worker_stats.get_mut(output.rank as usize);
+                    if let (Some(place), Some(stats)) = (place, output.stats) {
+                        *place = stats;
+                    }
+                }
+                Err(error @ EngineError::RankLost { .. }) => {
+                    trouble.get_or_insert(error);
+                }
+                Err(error) => trouble = Some(error),
+            }
+        }
+        if let Some(error) = trouble {
+            return Err(error);
+        }
+        let absorbed = match &mut self.connector {
+            Some(connector) => connector.absorb(&results),
+            None => Absorbed::default(),
+        };
+        self.scheduler
+            .apply(&plan, logits, &absorbed, link(&mut self.connector));
+        Ok(if plan.is_empty() {
+            Progress::Waited
+        } else {
+            Progress::Computed
+        })
+    }
+
+    /// Steps until every request has ended and every save is over; gives the requests that ended.
+    pub fn run(&mut self) -> Result<Vec<Completion>, EngineError> {
+        while self.step()? != Progress::Idle {}
+        Ok(self.take_finished())
+    }
+
+    /// Gives up what is open, saves what was handed over, and ends all threads and tasks.
+    pub fn close(mut self, deadline: Duration) -> Result<(), EngineError> {
+        let until = Instant::now() + deadline;
+        for id in self.scheduler.open_ids() {
+            self.abort(&id);
+        }
+        while self.broken.is_none() && Instant::now() < until && self.step()? != Progress::Idle {}
+        let runtime = self.runtime.take();
+        let closed: Vec<_> = std::mem::take(&mut self.ranks)
+            .into_iter()
+            .map(|rank| {
+                rank.close(
+                    runtime.as_ref(),
+                    until.saturating_duration_since(Instant::now()),
+                )
+            })
+            .collect();
+        closed.into_iter().collect()
+    }
+}
+
+fn link(connector: &mut Option<StoreScheduler>) -> Link<'_> {
+    connector
+        .as_mut()
+        .map(|connector| connector as &mut dyn SchedulerSide)
+}
+
+impl From<Ended> for Completion {
+    fn from(ended: Ended) -> Self {
+        let story = ended.story;
+        let first = story.first_token;
+        Self {
+            id: ended.id,
+            tokens: ended.tokens,
+            logits: story.logits,
+            failed: ended.failed,
+            first_token: first.map(|at| at.duration_since(story.arrived)),
+            local_tokens: story.local,
+            loaded_tokens: story.loaded,
+            preemptions: story.preemptions,
+            cuts: story.cuts,
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! One rank: a thread that computes steps, with its worker side of the connector.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use layercake_connector::contract::{HostEvent, StepMetadata, WorkerResults, WorkerSide};
+use layercake_connector::stats::ConnectorStats;
+use layercake_connector::worker::StoreWorker;
+use tokio::runtime::Handle;
+
+use super::timeline::{Activity, Span};
+use crate::error::EngineError;
+use crate::model::{BatchItem, LayerHooks, Logits, RankModel};
+use crate::parallel::Port;
+
+/// A step's work, the same for all ranks.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) step: u64,
+    pub(super) batch: Vec<BatchItem>,
+    pub(super) metadata: Option<StepMetadata>,
+}
+
+/// What a rank has to say after a step.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) rank: u32,
+    pub(super) logits: Vec<Option<Logits>>,
+    pub(super) results: Option<WorkerResults>,
+    pub(super) stats: Option<ConnectorStats>,
+    pub(super) spans: Vec<Span>,
+}
+
+/// A rank's thread, seen from the engine.
+#[derive(Debug)]
+pub(super) struct Rank {
+    number: u32,
+    work: Option<Sender<Arc<Work>>>,
+    output: Receiver<Result<Output, EngineError>>,
+    thread: Option<JoinHandle<Option<StoreWorker>>>,
+}
+
+/// What a rank's thread starts with.
+pub(super) struct Parts {
+    pub(super) model: RankModel,
+    pub(super) port: Port,
+    pub(super) worker: Option<StoreWorker>,
+    pub(super) layer_time: Duration,
+    pub(super) start: Instant,
+}
+
+impl Rank {
+    pub(super) fn start(parts: Parts) -> Result<Self, EngineError> {
+        let number = parts.port.rank();
+        let (work, tasks) = channel();
+        let (done, output) = channel();
+        let thread = thread::Builder::new()
+            .name(format!("rank-{number}"))
+            .spawn(move || run(parts, &tasks, &done))
+            .map_err(|_| EngineError::RankLost { rank: number })?;
+        Ok(Self {
+            number,
+            work: Some(work),
+            output,
+            thread: Some(thread),
+        })
+    }
+
+    pub(super) fn begin(&self, work: &Arc<Work>) -> Result<(), EngineError> {
+        let sender = self.work.as_ref();
+        let sent = sender.map(|sender| sender.send(Arc::clone(work)));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(EngineError::RankLost { rank: self.number }),
+        }
+    }
+
+    /// Waits for the step's end. Whatever a rank waits for has a deadline, so this has one.
+    pub(super) fn end(&self) -> Result<Output, EngineError> {
+        let lost = |_| EngineError::RankLost { rank: self.number };
+        self.output.recv().map_err(lost)?
+    }
+
+    /// Ends the thread, then the worker.
+    pub(super) fn close(
+        mut self,
+        runtime: Option<&Handle>,
+        deadline: Duration,
+    ) -> Result<(), EngineError> {
+        self.work = None;
+        let lost = EngineError::RankLost { rank: self.number };
+        let Some(thread) = self.thread.take() else {
+            return Err(lost);
+        };
+        let worker = thread.join().map_err(|_| lost)?;
+        match (worker, runtime) {
+            (Some(worker), Some(runtime)) => Ok(runtime.block_on(worker.close(deadline))?),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.work = None;
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has said so already.
+            drop(thread.join());
+        }
+    }
+}
+
+fn run(
+    mut parts: Parts,
+    tasks: &Receiver<Arc<Work>>,
+    done: &Sender<Result<Output, EngineError>>,
+) -> Option<StoreWorker> {
+    while let Ok(work) = tasks.recv() {
+        let output = step(&mut parts, &work);
+        let failed = output.is_err();
+        if failed {
+            parts.port.leave();
+        }
+        if done.send(output).is_err() || failed {
+            break;
+        }
+    }
+    parts.worker
+}
+
+fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
+    let mut hooks = Hooks {
+        worker: parts.worker.as_mut().filter(|_| work.metadata.is_some()),
+        layer_time: parts.layer_time,
+        start: parts.start,
+        step: work.step,
+        began: parts.start.elapsed(),
+        spans: Vec::new(),
+    };
+    if let (Some(worker), Some(metadata)) = (&mut hooks.worker, &work.metadata) {
+        // This engine computes on the thread that calls: whatever it calls after is done.
+        worker.start_load(metadata, HostEvent::done())?;
+    }
+    let logits = if work.batch.is_empty() {
+        Vec::new()
+    } else {
+        hooks.began = parts.start.elapsed();
+        parts
+            .model
+            .forward(&work.batch, &mut parts.port, &mut hooks)?
+    };
+    let spans = std::mem::take(&mut hooks.spans);
+    let results = match hooks.worker {
+        Some(worker) => {
+            worker.wait_for_save(HostEvent::done())?;
+            let results = worker.take_results();
+            worker.clear_metadata();
+            Some(results)
+        }
+        None => None,
+    };
+    Ok(Output {
+        rank: parts.port.rank(),
+        logits,
+        results,
+        stats: parts.worker.as_ref().map(StoreWorker::stats),
+        spans,
+    })
+}
+
+/// The connector's place in a step.
+struct Hooks<'a> {
+    worker: Option<&'a mut StoreWorker>,
+    layer_time: Duration,
+    start: Instant,
+    step: u64,
+    /// When what goes on now began.
+    began: Duration,
+    spans: Vec<Span>,
+}
+
+impl Hooks<'_> {
+    fn note(&mut self, layer: u32, activity: Activity) {
+        let end = self.start.elapsed();
+        self.spans.push(Span {
+            step: self.step,
+            layer,
+            activity,
+            begin: self.began,
+            end,
+        });
+        self.began = end;
+    }
+}
+
+impl LayerHooks for Hooks<'_> {
+    fn before(&mut self, layer: u32) -> Result<(), EngineError> {
+        self.note(layer, Activity::Compute);
+        if let Some(worker) = &mut self.worker {
+            // What failed comes back with the results; the layer is computed all the same, and what
+            // follows from void bytes is thrown away then.
+            worker.wait_for_layer(layer)?;
+            self.note(layer, Activity::WaitForLoad);
+        }
+        Ok(())
+    }
+
+    fn written(&mut self, layer: u32) -> Result<(), EngineError> {
+        if let Some(worker) = &mut self.worker {
+            worker.save_layer(layer, HostEvent::done())?;
+        }
+        Ok(())
+    }
+
+    fn computed(&mut self, layer: u32) {
+        let spent: Duration = self
+            .spans
+            .iter()
+            .filter(|span| span.layer == layer && span.activity == Activity::Compute)
+            .map(|span| span.end.saturating_sub(span.begin))
+            .sum();
+        let spent = spent + self.start.elapsed().saturating_sub(self.began);
+        simulate(self.layer_time.saturating_sub(spent));
+        self.note(layer, Activity::Compute);
+    }
+}
+
+/// Stands for computation on a device: this thread has nothing to do meanwhile.
+fn simulate(time: Duration) {
+    if !time.is_zero() {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "simulated computation waits for nothing but time"
+        )]
+        thread::sleep(time);
+    }
+}
