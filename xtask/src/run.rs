@@ -40,6 +40,20 @@ pub(crate) fn run_accepting(command: &mut Command, codes: &[i32]) -> Result<()> 
     }
 }
 
+/// Runs a command, showing it, and returns what it prints; its failure is an error that names it.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let line = show(command);
+    eprintln!("+ {line}");
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("start `{line}`"))?;
+    if !output.status.success() {
+        bail!("`{line}` ended with {}", output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{line}` prints no UTF-8"))
+}
+
 /// Whether a program can be started at all.
 pub(crate) fn available(program: &str, arguments: &[&str]) -> bool {
     Command::new(program)
