@@ -22,7 +22,7 @@ fn tracker(requests: &[(&RequestId, &[BlockId])]) -> Tracker<u8> {
 // DEV-05: the first to finish does not close the session for everyone.
 // contract: connector-14
 #[test]
-fn a_read_ends_with_its_last_owner_and_once() {
+fn dev_05_a_read_ends_with_its_last_owner_and_once() {
     let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
     let mut tracker = tracker(&[(&r1, &[0, 1]), (&r2, &[2, 3])]);
     let (a, b, c) = (b'a', b'b', b'c');
@@ -106,7 +106,7 @@ fn an_epoch_lasts_as_long_as_there_is_something_to_save() {
 
 // DEV-13: a save that is queued when its request is preempted never commits.
 #[test]
-fn a_preempted_save_is_not_committed_and_holds_its_blocks_until_it_is_settled() {
+fn dev_13_a_preempted_save_is_not_committed_and_holds_its_blocks_until_it_is_settled() {
     let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
     let mut tracker = tracker(&[(&r1, &[0, 1, 2]), (&r2, &[3])]);
     for (index, key) in [(0, 1), (1, 2), (2, 3)] {

@@ -152,8 +152,11 @@ impl Load<'_> {
         let sessions = self.open(&rows, !tile.last).await;
         let mut flights: JoinSet<Done> = JoinSet::new();
         let mut next = tile.layers.start;
+        // The computation passes none of these layers before all rows have it: it can be followed layer by
+        // layer only where no rows are left to come.
+        let follow = tile.rows.end == self.job.rows.len();
         while next < tile.layers.end || !flights.is_empty() {
-            if next < tile.layers.end && self.is_near(next) {
+            if next < tile.layers.end && (!follow || self.is_near(next)) {
                 self.ask(next, &sessions, &mut flights);
                 next += 1;
                 continue;

@@ -55,7 +55,7 @@ async fn save_and_load(tp_size: u32, save: Value, load: Value) {
 // DEV-06: layers differ in number and length of entries.
 // contract: connector-16
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_one_engine_saves_layer_by_layer_another_loads() {
+async fn dev_06_what_one_engine_saves_layer_by_layer_another_loads() {
     save_and_load(1, json!({}), json!({})).await;
 }
 
@@ -268,7 +268,7 @@ async fn the_audit_log_has_every_range_and_commit() {
 // DEV-13: what a preempted request had queued is never stored under its key.
 // contract: connector-18
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_preempted_save_never_stores_what_overwrites_its_blocks() {
+async fn dev_13_a_preempted_save_never_stores_what_overwrites_its_blocks() {
     let cluster = Cluster::start().await;
     let (store, deployment) = (cluster.client().await, deployment(1));
     let (victim, thief) = (hashes(1, 3), hashes(2, 3));

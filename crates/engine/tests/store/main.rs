@@ -1,0 +1,7 @@
+//! The engine on a real master and node: what it loads equals what it would have computed, to the bit.
+
+mod cluster;
+mod equal;
+mod faults;
+mod network;
+mod rig;
