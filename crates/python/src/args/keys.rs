@@ -110,34 +110,113 @@ impl<'py> FromPyObject<'_, 'py> for Keys {
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let mut keys = Self::default();
-        if let Ok(list) = obj.cast::<PyList>() {
-            keys.good.reserve(list.len());
-            for item in list.iter() {
-                keys.push(&item)?;
-            }
-        } else if let Ok(tuple) = obj.cast::<PyTuple>() {
-            keys.good.reserve(tuple.len());
-            for item in tuple.iter_borrowed() {
-                keys.push(&item)?;
-            }
-        } else {
-            return Err(wrong_type(&obj, "a list or tuple of keys (str)"));
-        }
+        let items = Items::of(&obj)?;
+        keys.good.reserve(items.len());
+        items.try_for_each(|item| keys.push(item))?;
         Ok(keys)
     }
 }
 
+/// The keys of a batch of calls on open sessions: only looked up by their text, never kept, so all texts are
+/// in one piece of memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names {
+    text: String,
+    /// Where each ends; one that can't be a key is empty.
+    ends: Vec<usize>,
+}
+
+impl Names {
+    /// Entries, bad ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Every entry, in order; one that can't be a key is empty, and no session's.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let name = &self.text[start..end];
+            start = end;
+            name
+        })
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Names {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let mut names = Self::default();
+        let items = Items::of(&obj)?;
+        names.ends.reserve(items.len());
+        items.try_for_each(|item| {
+            if let Ok(key) = text_of(item)?
+                && ObjectKey::check(key).is_ok()
+            {
+                names.text.push_str(key);
+            }
+            names.ends.push(names.text.len());
+            Ok(())
+        })?;
+        Ok(names)
+    }
+}
+
+/// A list or tuple of keys.
+enum Items<'a, 'py> {
+    List(&'a Bound<'py, PyList>),
+    Tuple(&'a Bound<'py, PyTuple>),
+}
+
+impl<'a, 'py> Items<'a, 'py> {
+    fn of(obj: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = obj.cast::<PyList>() {
+            Ok(Self::List(list))
+        } else if let Ok(tuple) = obj.cast::<PyTuple>() {
+            Ok(Self::Tuple(tuple))
+        } else {
+            Err(wrong_type(obj, "a list or tuple of keys (str)"))
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::List(list) => list.len(),
+            Self::Tuple(tuple) => tuple.len(),
+        }
+    }
+
+    fn try_for_each(
+        &self,
+        mut each: impl FnMut(&Bound<'py, PyAny>) -> PyResult<()>,
+    ) -> PyResult<()> {
+        match self {
+            Self::List(list) => list.iter().try_for_each(|item| each(&item)),
+            Self::Tuple(tuple) => tuple.iter_borrowed().try_for_each(|item| each(&item)),
+        }
+    }
+}
+
 fn key(obj: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey, KeyError>> {
+    Ok(text_of(obj)?.and_then(ObjectKey::new))
+}
+
+/// The text of a key, of any length.
+fn text_of<'a>(obj: &'a Bound<'_, PyAny>) -> PyResult<Result<&'a str, KeyError>> {
     if let Ok(text) = obj.cast::<PyString>() {
         let text = text.to_str().map_err(|_| {
             PyTypeError::new_err(
                 "a key that UTF-8 can express is needed, not one with lone surrogates",
             )
         })?;
-        return Ok(ObjectKey::new(text));
+        return Ok(Ok(text));
     }
-    match obj.cast::<PyBytes>() {
-        Ok(bytes) => Ok(ObjectKey::from_utf8(bytes.as_bytes())),
-        Err(_) => Err(wrong_type(obj, "a key (str)")),
-    }
+    let Ok(bytes) = obj.cast::<PyBytes>() else {
+        return Err(wrong_type(obj, "a key (str)"));
+    };
+    let text = str::from_utf8(bytes.as_bytes());
+    Ok(text.map_err(|error| KeyError::NotUtf8 {
+        valid_up_to: error.valid_up_to(),
+    }))
 }

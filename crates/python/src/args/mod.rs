@@ -12,7 +12,7 @@
 //! | [`Ints`] | a list, tuple or other sequence of those; a one-dimensional buffer of 4 or 8 byte integers (numpy, `array`) |
 //! | [`Flag`] | `bool`, or an `int` or `None` that stands for one |
 //! | [`Ragged`] | a list or tuple of what `Ints` takes; a two-dimensional such buffer |
-//! | [`Key`], [`OneKey`], [`Keys`] | `str`, or `bytes` that are UTF-8; a list or tuple of those |
+//! | [`Key`], [`OneKey`], [`Keys`], [`Names`] | `str`, or `bytes` that are UTF-8; a list or tuple of those |
 //! | [`Size`], [`Seconds`] | `int` or a text with a unit; `float` or `int` |
 //! | [`Bytes`] | an object with the buffer protocol, a torch tensor in host memory, or an address and a length |
 //! | [`Value`] | an object with the buffer protocol; copied if its items lie apart |
@@ -27,7 +27,7 @@ mod size;
 
 pub(crate) use bytes::{Bytes, BytesMut, Value};
 pub(crate) use ints::{Flag, Int, Ints};
-pub(crate) use keys::{Key, Keys, OneKey};
+pub(crate) use keys::{Key, Keys, Names, OneKey};
 pub(crate) use ragged::Ragged;
 pub(crate) use size::{Seconds, Size};
 

@@ -1,7 +1,6 @@
 //! Get sessions by key: coded.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::error::Refusal;
@@ -11,13 +10,13 @@ use parking_lot::RwLock;
 
 use super::StoreCore;
 use super::code::{self, ABSENT, Call, INVALID};
-use crate::args::{Keys, Ragged};
+use crate::args::{Keys, Names, Ragged};
 use crate::memory::Use;
 
-/// The open get sessions of a client. A reading call shares those it reads from, so that the table is held for look-ups
-/// only; a session that was ended meanwhile gives its lease back when the call is done.
+/// The open get sessions of a client. A reading call has handles on those it reads from, so that the table is held for
+/// look-ups only; a session that was ended meanwhile gives its lease back when the call is done.
 #[derive(Debug, Default)]
-pub(super) struct GetTable(RwLock<HashMap<ObjectKey, Arc<GetSession>>>);
+pub(super) struct GetTable(RwLock<HashMap<ObjectKey, GetSession>>);
 
 impl GetTable {
     pub(super) fn clear(&self) {
@@ -27,17 +26,16 @@ impl GetTable {
     }
 
     /// The keys' sessions, in the keys' order.
-    fn of(&self, keys: &Keys) -> Vec<Option<Arc<GetSession>>> {
+    fn of(&self, keys: &Names) -> Vec<Option<GetSession>> {
         let table = self.0.read();
-        let found = keys.iter().map(|key| table.get(key.ok()?).cloned());
-        found.collect()
+        keys.iter().map(|key| table.get(key).cloned()).collect()
     }
 
     /// Takes a session out, unless its key has another one by now.
-    fn remove(&self, ended: &Arc<GetSession>) {
+    fn remove(&self, ended: &GetSession) {
         let mut table = self.0.write();
         let key = ended.key();
-        if table.get(key).is_some_and(|now| Arc::ptr_eq(now, ended)) {
+        if table.get(key).is_some_and(|now| now.is_same(ended)) {
             table.remove(key);
         }
     }
@@ -57,7 +55,7 @@ impl StoreCore {
                 .zip(started)
                 .map(|(key, session)| match session {
                     Ok(session) => {
-                        old.extend(table.insert(key.clone(), Arc::new(session)));
+                        old.extend(table.insert(key.clone(), session));
                         ResultCode::OK.as_result()
                     }
                     Err(error) => {
@@ -67,7 +65,7 @@ impl StoreCore {
                 });
             codes.collect()
         };
-        drop(old);
+        self.client().release_gets(old);
         keys.align(codes, |_| ABSENT)
     }
 
@@ -75,7 +73,7 @@ impl StoreCore {
     /// once. A session whose lease is over says so once, and is gone.
     pub(crate) fn read_ranges(
         &self,
-        keys: &Keys,
+        keys: &Names,
         addrs: &Ragged,
         lens: &Ragged,
         offsets: &Ragged,
@@ -119,13 +117,12 @@ impl StoreCore {
 
     /// Ends sessions; keys without one are passed over. Their leases are given back in the background: nobody
     /// waits for the master's word on that.
-    pub(crate) fn end_gets(&self, keys: &Keys) {
-        let ended: Vec<Arc<GetSession>> = {
+    pub(crate) fn end_gets(&self, keys: &Names) {
+        let mut ended = Vec::with_capacity(keys.len());
+        {
             let mut table = self.gets.0.write();
-            let ended = keys.good().iter().filter_map(|key| table.remove(key));
-            ended.collect()
-        };
-        // Outside the lock.
-        drop(ended);
+            ended.extend(keys.iter().filter_map(|key| table.remove(key)));
+        }
+        self.client().release_gets(ended);
     }
 }

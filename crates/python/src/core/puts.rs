@@ -25,7 +25,7 @@ use parking_lot::RwLock;
 use super::StoreCore;
 use super::code::{self, Call, INVALID};
 use super::failures::{Failures, Verdict};
-use crate::args::{Keys, Ragged};
+use crate::args::{Keys, Names, Ragged};
 use crate::memory::{Room, Use};
 
 /// Zeros that are written at a time.
@@ -52,10 +52,10 @@ impl PutTable {
     }
 
     /// The sizes of the keys' sessions, and what tells these from later ones of the same keys.
-    fn of(&self, keys: &Keys) -> Vec<Option<(u64, Arc<Failures>)>> {
+    fn of(&self, keys: &Names) -> Vec<Option<(u64, Arc<Failures>)>> {
         let table = self.0.read();
         let found = keys.iter().map(|key| {
-            let put = table.get(key.ok()?)?;
+            let put = table.get(key)?;
             Some((put.session.size(), Arc::clone(&put.failures)))
         });
         found.collect()
@@ -125,7 +125,7 @@ impl StoreCore {
     /// Writes ranges, without the master: bytes or a code for each entry. A key may be there more than once.
     pub(crate) fn write_ranges(
         &self,
-        keys: &Keys,
+        keys: &Names,
         addrs: &Ragged,
         lens: &Ragged,
         offsets: &Ragged,
@@ -153,12 +153,12 @@ impl StoreCore {
         }
         let mut entries = Vec::with_capacity(wanted.len());
         let written = {
-            let good: Vec<_> = keys.iter().collect();
+            let names: Vec<&str> = keys.iter().collect();
             let table = self.puts.0.read();
             let mut writes = Vec::with_capacity(wanted.len());
             for (index, failures, ranges) in wanted {
                 // One that was ended meanwhile is answered as any key without a session.
-                let put = good[index].ok().and_then(|key| table.get(key));
+                let put = table.get(names[index]);
                 if let Some(put) = put.filter(|put| Arc::ptr_eq(&put.failures, &failures)) {
                     answers.indices.push(index);
                     entries.push(put.failures.begin());
@@ -212,7 +212,7 @@ impl StoreCore {
     }
 
     /// Publishes objects: 0 or a code for each key; a key's second mention has the answer of the first.
-    pub(crate) fn end_puts(&self, keys: &Keys) -> Vec<i64> {
+    pub(crate) fn end_puts(&self, keys: &Names) -> Vec<i64> {
         let (mut answers, mut puts) = self.take(keys);
         let zeroed = self.fill_gaps(&puts);
         let mut ending = Vec::with_capacity(puts.len());
@@ -236,7 +236,7 @@ impl StoreCore {
     }
 
     /// Gives reservations back: 0 or a code for each key.
-    pub(crate) fn revoke_puts(&self, keys: &Keys) -> Vec<i64> {
+    pub(crate) fn revoke_puts(&self, keys: &Names) -> Vec<i64> {
         let (answers, puts) = self.take(keys);
         let mut order = Vec::with_capacity(puts.len());
         let mut sessions = Vec::with_capacity(puts.len());
@@ -257,12 +257,12 @@ impl StoreCore {
     }
 
     /// Takes the keys' sessions out of the table.
-    fn take(&self, keys: &Keys) -> (Answers, Vec<Put>) {
+    fn take(&self, keys: &Names) -> (Answers, Vec<Put>) {
         let mut answers = Answers::new(keys.len());
         let mut puts = Vec::with_capacity(keys.len());
         let mut table = self.puts.0.write();
         for (index, key) in keys.iter().enumerate() {
-            if let Some(put) = key.ok().and_then(|key| table.remove(key)) {
+            if let Some(put) = table.remove(key) {
                 answers.indices.push(index);
                 puts.push(put);
             }
@@ -274,7 +274,7 @@ impl StoreCore {
     /// mentions of a key answered like its first.
     fn settle(
         &self,
-        keys: &Keys,
+        keys: &Names,
         mut codes: Vec<i64>,
         order: Vec<(usize, Arc<Failures>)>,
         done: Vec<Result<(), EndError>>,
@@ -377,18 +377,18 @@ fn zero_ranges(gaps: &[ByteRange], zeros: &LocalSlice) -> Vec<Range> {
 }
 
 /// Gives entries that were not answered the answer of an earlier entry of the same key.
-fn repeat_first(keys: &Keys, answered: &[usize], codes: &mut [i64]) {
+fn repeat_first(keys: &Names, answered: &[usize], codes: &mut [i64]) {
     if answered.len() == keys.len() {
         return;
     }
-    let keys: Vec<_> = keys.iter().collect();
-    let first: HashMap<&ObjectKey, i64> = answered
+    let keys: Vec<&str> = keys.iter().collect();
+    let first: HashMap<&str, i64> = answered
         .iter()
-        .filter_map(|&index| Some((keys[index].ok()?, codes[index])))
+        .map(|&index| (keys[index], codes[index]))
         .collect();
-    for (index, key) in keys.iter().enumerate() {
-        if let Some(code) = key.ok().and_then(|key| first.get(key)) {
-            codes[index] = *code;
+    for (key, code) in keys.iter().zip(codes) {
+        if let Some(first) = first.get(key) {
+            *code = *first;
         }
     }
 }

@@ -95,11 +95,19 @@ impl StoreClient {
     /// Ends sessions, and returns when their leases have been given back: those whose last session this was,
     /// in one call. One that still has reads under way follows when they are done.
     pub async fn end_gets(&self, sessions: Vec<GetSession>) {
-        drop(sessions);
+        self.release_gets(sessions);
         let core = Arc::clone(self.core());
         self.core()
             .see_through(async move { core.leases.give_back(&core).await })
             .await;
+    }
+
+    /// Ends sessions of this client without waiting: their leases are given back in the background, in one call.
+    /// A removal by this client waits until that is done.
+    pub fn release_gets(&self, sessions: Vec<GetSession>) {
+        let holds = sessions.into_iter().filter_map(GetSession::into_hold);
+        let mut holds: Vec<_> = holds.collect();
+        LeaseHold::end_all(&mut holds);
     }
 }
 
@@ -209,7 +217,7 @@ async fn lease_keys(
     if keys.is_empty() {
         return Vec::new();
     }
-    let mut starting = match Leases::start(core, keys).await {
+    let starting = match Leases::start(core, keys).await {
         Ok(starting) => starting,
         Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
     };
@@ -228,23 +236,19 @@ async fn lease_keys(
         sent,
         lease: started.lease,
     };
-    let candidates = started.results.into_iter().map(|result| {
-        let granted = result
-            .as_ref()
-            .ok()
-            .map(|found| (found.generation(), grant));
-        let lease = starting.answer(granted);
-        if keep_lease && let Some(lease) = &lease {
-            lease.lease().keep();
-        }
-        if result.is_ok() {
-            core.counters.hits.one();
-        } else {
-            core.counters.misses.one();
-        }
-        candidate(&targets, &result?, lease)
-    });
-    candidates.collect()
+    let results = started.results.iter();
+    let granted = results.map(|result| Some(result.as_ref().ok()?.generation()));
+    let holds = starting.answer(grant, granted);
+    let hits = holds.iter().flatten().count() as u64;
+    core.counters.hits.add(hits);
+    core.counters.misses.add(keys.len() as u64 - hits);
+    if keep_lease {
+        holds.iter().flatten().for_each(|hold| hold.lease().keep());
+    }
+    let results = started.results.into_iter().zip(holds);
+    results
+        .map(|(result, hold)| candidate(&targets, &result?, hold))
+        .collect()
 }
 
 fn candidate(

@@ -110,12 +110,17 @@ impl Leases {
         }
     }
 
-    /// Ends one session's share in a lease.
-    pub(crate) fn end(&self, lease: &Arc<Lease>) {
-        let mut inner = self.inner.lock();
-        let Inner { table, gives } = &mut *inner;
-        table.end(lease, gives);
-        if !gives.is_empty() {
+    /// Ends sessions' shares in leases. What they held the last share of is given back soon.
+    pub(crate) fn end<'a>(&self, leases: impl IntoIterator<Item = &'a Arc<Lease>>) {
+        let give = {
+            let mut inner = self.inner.lock();
+            let Inner { table, gives } = &mut *inner;
+            for lease in leases {
+                table.end(lease, gives);
+            }
+            !gives.is_empty()
+        };
+        if give {
             self.ended.notify_one();
         }
     }
@@ -124,7 +129,8 @@ impl Leases {
         self.inner.lock().table.sessions()
     }
 
-    /// Gives back what has ended, in one call. What is being given back already is waited for.
+    /// Gives back what has ended, in one call. What is being given back already is waited for: when this
+    /// returns, no lease of a session that has ended stands in the way of another call.
     pub(crate) async fn give_back(&self, core: &Core) {
         let _one = self.giving.lock().await;
         let objects = std::mem::take(&mut self.inner.lock().gives);
@@ -144,19 +150,26 @@ impl Leases {
         }
     }
 
-    fn finish_start(
+    /// Ends announced starts, each with the version that was granted, if any.
+    fn finish_starts<'a>(
         &self,
-        key: &ObjectKey,
-        granted: Option<(Generation, Grant)>,
-    ) -> Option<Arc<Lease>> {
+        starts: impl Iterator<Item = (&'a ObjectKey, Option<Generation>)>,
+        grant: Grant,
+        mut each: impl FnMut(Option<Arc<Lease>>),
+    ) {
         let now = now();
-        let mut inner = self.inner.lock();
-        let Inner { table, gives } = &mut *inner;
-        let lease = table.finish_start(key, granted, now, gives);
-        if !gives.is_empty() {
+        let give = {
+            let mut inner = self.inner.lock();
+            let Inner { table, gives } = &mut *inner;
+            for (key, granted) in starts {
+                let granted = granted.map(|generation| (generation, grant));
+                each(table.finish_start(key, granted, now, gives));
+            }
+            !gives.is_empty()
+        };
+        if give {
             self.ended.notify_one();
         }
-        lease
     }
 
     fn lease(&self) -> Duration {
@@ -169,26 +182,37 @@ impl Leases {
 }
 
 impl Starting<'_> {
-    /// The next key's answer; with a grant, a session's share in the lease.
-    pub(crate) fn answer(&mut self, granted: Option<(Generation, Grant)>) -> Option<LeaseHold> {
-        let key = self.keys.get(self.answered)?;
-        self.answered += 1;
+    /// The keys' answers, in order: of each the version that was granted. Gives the sessions' shares in the
+    /// leases.
+    pub(crate) fn answer(
+        mut self,
+        grant: Grant,
+        granted: impl Iterator<Item = Option<Generation>>,
+    ) -> Vec<Option<LeaseHold>> {
         let leases = &self.core.leases;
-        if let Some((_, grant)) = granted {
+        let mut holds = Vec::with_capacity(self.keys.len());
+        let starts = self.keys.iter().zip(granted);
+        leases.finish_starts(starts, grant, |lease| {
+            holds.push(lease.map(|lease| LeaseHold::new(lease, Arc::clone(self.core))));
+        });
+        self.answered = holds.len();
+        if holds.iter().any(Option::is_some) {
             let ms = u64::try_from(grant.lease.as_millis()).unwrap_or(u64::MAX);
             leases.lease_ms.store(ms, Ordering::Relaxed);
             leases.started.notify_one();
         }
-        let lease = leases.finish_start(key, granted)?;
-        Some(LeaseHold::new(lease, Arc::clone(self.core)))
+        holds
     }
 }
 
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
-        for key in &self.keys[self.answered..] {
-            self.core.leases.finish_start(key, None);
-        }
+        let left = self.keys[self.answered..].iter().map(|key| (key, None));
+        let none = Grant {
+            sent: now(),
+            lease: Duration::ZERO,
+        };
+        self.core.leases.finish_starts(left, none, drop);
     }
 }
 

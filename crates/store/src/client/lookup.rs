@@ -213,14 +213,19 @@ impl StoreClient {
             return Vec::new();
         }
         let (core, owned) = (Arc::clone(self.core()), keys.to_vec());
-        let work = async move { core.link.remove(&owned, force).await };
+        let work = async move {
+            core.leases.give_back(&core).await;
+            core.link.remove(&owned, force).await
+        };
         each_key(keys, self.core().see_through(work).await)
     }
 
     /// Removes the objects whose keys the regular expression matches anywhere; leased ones only with
     /// `force`. Gives the number that were removed.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64, StoreError> {
-        self.core().link.remove_matching(pattern, force).await
+        let core = self.core();
+        core.leases.give_back(core).await;
+        core.link.remove_matching(pattern, force).await
     }
 
     /// Removes all objects of the tenant; leased ones only with `force`. Gives their number.

@@ -59,6 +59,7 @@ impl StoreClient {
     /// Takes the replica of an object in the segment called `source` away, and with the last one the object.
     /// [`Refusal::Leased`]: somebody relies on it.
     pub async fn drop_replica(&self, key: &ObjectKey, source: &str) -> Result<(), StoreError> {
+        self.core().leases.give_back(self.core()).await;
         let (stat, names) = self.replica_names(key).await?;
         if !stat.lease_remaining.is_zero() {
             return Err(Refusal::Leased.into());

@@ -13,7 +13,9 @@ use super::lease::Lease;
 use crate::client::{Core, Place};
 
 /// An object that is being read, under a lease that is renewed in the background. Made by
-/// [`StoreClient::start_gets`](crate::StoreClient::start_gets); dropping it ends it in the background.
+/// [`StoreClient::start_gets`](crate::StoreClient::start_gets). Clones are the same session; dropping the last one
+/// ends it in the background.
+#[derive(Clone)]
 pub struct GetSession {
     shared: Arc<GetShared>,
 }
@@ -37,21 +39,39 @@ pub(crate) struct GetShared {
 pub(crate) struct LeaseHold {
     lease: Arc<Lease>,
     core: Arc<Core>,
+    /// It was given up.
+    ended: bool,
 }
 
 impl LeaseHold {
     pub(crate) fn new(lease: Arc<Lease>, core: Arc<Core>) -> Self {
-        Self { lease, core }
+        Self {
+            lease,
+            core,
+            ended: false,
+        }
     }
 
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
     }
+
+    /// Gives up shares in leases of one client, all at once.
+    pub(crate) fn end_all(holds: &mut [Self]) {
+        if let Some(first) = holds.first() {
+            first.core.leases.end(holds.iter().map(|hold| &hold.lease));
+        }
+        for hold in holds {
+            hold.ended = true;
+        }
+    }
 }
 
 impl Drop for LeaseHold {
     fn drop(&mut self) {
-        self.core.leases.end(&self.lease);
+        if !self.ended {
+            self.core.leases.end([&self.lease]);
+        }
     }
 }
 
@@ -76,6 +96,17 @@ impl GetSession {
 
     pub(crate) fn shared(&self) -> &Arc<GetShared> {
         &self.shared
+    }
+
+    /// The share in the lease, if nobody else has this session or reads from it.
+    pub(crate) fn into_hold(self) -> Option<LeaseHold> {
+        let shared = Arc::into_inner(self.shared)?;
+        Some(shared.lease)
+    }
+
+    /// Whether both are handles on one session.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// The object's key.

@@ -199,7 +199,9 @@ impl LeaseTable {
         let entry = self.keys.get_mut(key)?;
         entry.starting = entry.starting.saturating_sub(1);
         let lease = granted.map(|(generation, grant)| entry.hold(key, generation, grant, now));
-        self.tidy(key, gives);
+        if entry.tidy(gives) {
+            self.keys.remove(key);
+        }
         lease
     }
 
@@ -217,15 +219,19 @@ impl LeaseTable {
         {
             held.sessions = held.sessions.saturating_sub(1);
         }
-        self.tidy(key, gives);
+        if entry.tidy(gives) {
+            self.keys.remove(key);
+        }
     }
 
     /// A give-back is done, or failed for good: then the lease runs out at the master.
     pub(crate) fn gave(&mut self, object: &ObjectRef) {
         if let Some(entry) = self.keys.get_mut(&object.key) {
             entry.giving = entry.giving.saturating_sub(1);
+            if entry.tidy(&mut Vec::new()) {
+                self.keys.remove(&object.key);
+            }
         }
-        self.tidy(&object.key, &mut Vec::new());
     }
 
     /// The leases that are to be renewed now: for each a renewal begins, which the caller must end.
@@ -241,27 +247,25 @@ impl LeaseTable {
         let held = self.keys.values().flat_map(|entry| &entry.held);
         held.map(|held| u64::from(held.sessions)).sum()
     }
-
-    fn tidy(&mut self, key: &ObjectKey, gives: &mut Vec<ObjectRef>) {
-        let Some(entry) = self.keys.get_mut(key) else {
-            return;
-        };
-        if entry.starting == 0 {
-            entry.held.retain(|held| {
-                if held.sessions == 0 && !held.lease.kept.load(Ordering::Relaxed) {
-                    gives.push(held.lease.object.clone());
-                    entry.giving += 1;
-                }
-                held.sessions > 0
-            });
-            if entry.held.is_empty() && entry.giving == 0 {
-                self.keys.remove(key);
-            }
-        }
-    }
 }
 
 impl Entry {
+    /// Gives back what no session holds. `true`: nothing is left of the entry.
+    fn tidy(&mut self, gives: &mut Vec<ObjectRef>) -> bool {
+        if self.starting > 0 {
+            return false;
+        }
+        let giving = &mut self.giving;
+        self.held.retain(|held| {
+            if held.sessions == 0 && !held.lease.kept.load(Ordering::Relaxed) {
+                gives.push(held.lease.object.clone());
+                *giving += 1;
+            }
+            held.sessions > 0
+        });
+        self.held.is_empty() && self.giving == 0
+    }
+
     fn hold(
         &mut self,
         key: &ObjectKey,

@@ -87,6 +87,44 @@ async fn dev_05_on(via: Via) {
     );
 }
 
+// contract: lease-3
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removal_finds_no_lease_of_a_session_that_was_released_before() {
+    let cluster = Spec::new(Via::Local).lease(LEASE).start().await;
+    let client = cluster.client().await;
+    for round in 0..32 {
+        let keys: Vec<_> = (0..4).map(|n| key(&format!("{round}/{n}"))).collect();
+        for key in &keys {
+            client.store(key, &pattern(round, KIB)).await;
+        }
+        let gets = client.start_gets(&keys, Recency::default()).await;
+        let gets: Vec<_> = gets.into_iter().map(|get| get.expect("complete")).collect();
+        client.release_gets(gets);
+        for removed in client.remove(&keys, false).await {
+            removed.expect("nobody reads it any more");
+        }
+    }
+    assert_eq!(client.stats().open_gets, 0);
+}
+
+// contract: lease-3
+#[tokio::test]
+async fn a_session_ends_with_the_last_handle_on_it() {
+    let cluster = Spec::new(Via::Local).lease(LEASE).start().await;
+    let client = cluster.client().await;
+    client.store(&key("k"), &pattern(1, KIB)).await;
+    let session = client.start_get(&key("k")).await.expect("complete");
+    let other = session.clone();
+    assert!(other.is_same(&session));
+    client.end_gets(vec![session]).await;
+    let refused = one(client.remove(&[key("k")], false).await);
+    assert_eq!(refusal(refused), Refusal::Leased);
+    let (_, bytes) = client.read(&other, 0, KIB).await.expect("still leased");
+    assert_eq!(bytes, pattern(1, KIB));
+    client.release_gets(vec![other]);
+    one(client.remove(&[key("k")], false).await).expect("its last handle is gone");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dev_05_sessions_that_share_a_key_end_alone_locally() {
     dev_05_on(Via::Local).await;

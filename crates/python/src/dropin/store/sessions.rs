@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 
 use super::PyMooncakeStore;
 use super::config::{Plan, PyConfig};
-use crate::args::{Ints, Keys, Ragged};
+use crate::args::{Ints, Keys, Names, Ragged};
 
 /// What ending get sessions is answered with where there is no client.
 const NOT_SET_UP: i64 = -1;
@@ -33,7 +33,7 @@ impl PyMooncakeStore {
     fn batch_put_from_multi_buffer_ranges(
         &self,
         py: Python<'_>,
-        keys: Keys,
+        keys: Names,
         all_buffer_ptrs: Ragged,
         all_sizes: Ragged,
         all_dst_offsets: Ragged,
@@ -44,12 +44,12 @@ impl PyMooncakeStore {
     }
 
     /// Publishes the objects: 0 or a code for each key. Bytes that nobody wrote are zeros.
-    fn batch_put_session_end(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+    fn batch_put_session_end(&self, py: Python<'_>, keys: Names) -> PyResult<Vec<i64>> {
         self.codes(py, keys.len(), |core| core.end_puts(&keys))
     }
 
     /// Gives the reservations back: 0 or a code for each key.
-    fn batch_put_session_revoke(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+    fn batch_put_session_revoke(&self, py: Python<'_>, keys: Names) -> PyResult<Vec<i64>> {
         self.codes(py, keys.len(), |core| core.revoke_puts(&keys))
     }
 
@@ -62,7 +62,7 @@ impl PyMooncakeStore {
     fn batch_get_into_multi_buffer_ranges(
         &self,
         py: Python<'_>,
-        keys: Keys,
+        keys: Names,
         all_buffer_ptrs: Ragged,
         all_sizes: Ragged,
         all_src_offsets: Ragged,
@@ -73,7 +73,7 @@ impl PyMooncakeStore {
     }
 
     /// Ends sessions; keys without one are passed over.
-    fn batch_get_session_end(&self, py: Python<'_>, keys: Keys) -> PyResult<i64> {
+    fn batch_get_session_end(&self, py: Python<'_>, keys: Names) -> PyResult<i64> {
         self.answer(py, NOT_SET_UP, |core| {
             core.end_gets(&keys);
             0
