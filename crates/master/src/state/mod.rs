@@ -7,6 +7,7 @@
 //! | module | keeps or does |
 //! |---|---|
 //! | `shard` | entries, names, sessions, leases, order of eviction |
+//! | `ahead`, `prefetch` | a batch's keys, looked up before their turn comes |
 //! | `segments`, `alloc` | the pool: segments and their holes |
 //! | `placement` | which segments get a new object's replicas |
 //! | `groups` | objects that are evicted together |
@@ -31,6 +32,7 @@
 //! What a change in a shard means elsewhere is collected as `Effects` and carried out after its lock is
 //! let go.
 
+mod ahead;
 mod alloc;
 mod api;
 mod config;
@@ -43,6 +45,7 @@ mod membership;
 mod moment;
 mod numbers;
 mod placement;
+mod prefetch;
 mod puts;
 mod quotas;
 mod reads;

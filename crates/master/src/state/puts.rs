@@ -19,7 +19,7 @@ use super::moment::Moment;
 use super::placement::{Placed, Placement};
 use super::reads::prefix_index;
 use super::segments::View;
-use super::shard::{Place, Places, Reservation, Shard};
+use super::shard::{KeyHash, Place, Places, Reservation, Shard};
 
 /// How an open session is given up by its writer.
 type GiveUp =
@@ -87,10 +87,14 @@ impl State {
             (self.config.strategy, &self.dice),
         );
         let mut effects = Effects::default();
+        let keys = puts.iter().map(|put| put.key.as_str());
         let claims: Vec<_> = puts
             .iter()
+            .zip(self.ahead(tenant, keys))
             .enumerate()
-            .map(|(position, put)| self.claim_name(&batch, position, put, &mut effects))
+            .map(|(position, (put, hash))| {
+                self.claim_name(&batch, position, (put, hash), &mut effects)
+            })
             .collect();
         self.carry_out(now, &mut effects);
 
@@ -120,7 +124,7 @@ impl State {
         &self,
         batch: &Batch<'_>,
         position: usize,
-        put: &PutStart,
+        (put, hash): (&PutStart, KeyHash),
         effects: &mut Effects,
     ) -> Result<Claim, Refusal> {
         let extent = Extent {
@@ -156,7 +160,6 @@ impl State {
             charged,
             quotas: (charged > 0).then_some(&self.tenants),
         };
-        let hash = self.hasher.hash(batch.tenant, key);
         let alive = |place| batch.view.is_alive(place);
         let charge = put.size.saturating_mul(charged.into());
         loop {

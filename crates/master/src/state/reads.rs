@@ -12,7 +12,7 @@ use super::api::{Caller, Exists, GetStart, Location, Probe};
 use super::effects::Effects;
 use super::moment::Moment;
 use super::segments::View;
-use super::shard::{Entry, Phase, Shard};
+use super::shard::{Entry, KeyHash, Phase, Shard};
 
 /// Index in the prefix of the key at this position of a call.
 pub(super) fn prefix_index(first: u32, position: usize) -> u32 {
@@ -34,9 +34,10 @@ impl State {
         let unreachable = view.slots_of_or_away(query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
         let mut answer = Vec::with_capacity(query.keys.len());
+        let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
         for (position, key) in query.keys.iter().enumerate() {
-            let presence = tenant.map_or(Presence::Absent, |tenant| {
-                let hash = self.hasher.hash(tenant, key.as_str());
+            let hash = hashes.as_mut().and_then(Iterator::next);
+            let presence = tenant.zip(hash).map_or(Presence::Absent, |(tenant, hash)| {
                 let mut shard = self.shard(hash.shard);
                 let Some(slot) = shard.find(hash.tag, tenant, key.as_str()) else {
                     return Presence::Absent;
@@ -87,10 +88,14 @@ impl State {
         reading.unreachable = reading.view.slots_of(query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
         let mut answers = Vec::with_capacity(query.keys.len());
+        let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
         for (position, key) in query.keys.iter().enumerate() {
             let index = prefix_index(query.recency.first_index, position);
-            answers.push(match tenant {
-                Some(tenant) => self.read(&mut reading, tenant, key, epoch, index),
+            let hash = hashes.as_mut().and_then(Iterator::next);
+            answers.push(match tenant.zip(hash) {
+                Some((tenant, hash)) => {
+                    self.read(&mut reading, (tenant, hash), key, (epoch, index))
+                }
                 None => Err(Refusal::NotFound),
             });
         }
@@ -103,12 +108,10 @@ impl State {
     fn read(
         &self,
         reading: &mut Reading<'_>,
-        tenant: u32,
+        (tenant, hash): (u32, KeyHash),
         key: &ObjectKey,
-        epoch: Epoch,
-        index: u32,
+        (epoch, index): (Epoch, u32),
     ) -> Result<GetStarted, Refusal> {
-        let hash = self.hasher.hash(tenant, key.as_str());
         let mut shard = self.shard(hash.shard);
         let slot = shard
             .find(hash.tag, tenant, key.as_str())
@@ -205,15 +208,20 @@ impl State {
         mut change: impl FnMut(&mut Shard, Option<u32>, &ObjectRef) -> T + 'a,
     ) -> impl Iterator<Item = Option<T>> + 'a {
         let tenant = self.tenants.find(&caller.tenant);
+        let keys = objects.iter().map(|object| object.key.as_str());
+        let mut hashes = tenant.map(|tenant| self.ahead(tenant, keys));
         objects.iter().map(move |object| {
-            let tenant = tenant?;
+            let (tenant, hash) = tenant.zip(hashes.as_mut()?.next())?;
             let key = object.key.as_str();
-            let hash = self.hasher.hash(tenant, key);
             let mut shard = self.shard(hash.shard);
             let named = shard.find(hash.tag, tenant, key);
             Some(change(&mut shard, named, object))
         })
     }
+}
+
+fn texts(keys: &[ObjectKey]) -> impl ExactSizeIterator<Item = &str> {
+    keys.iter().map(ObjectKey::as_str)
 }
 
 /// The group of the entry is being evicted: nobody may begin to rely on it.

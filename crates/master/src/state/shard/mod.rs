@@ -12,6 +12,7 @@
 //! eviction, [`scan`] what visits all entries.
 
 mod entry;
+mod index;
 mod lease;
 mod order;
 mod put;
@@ -22,16 +23,17 @@ mod slab;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 
-use hashbrown::HashTable;
 use layercake_protocol::fingerprint::Fingerprint;
 
 pub(crate) use super::effects::{Effects, Fate, Reason};
 use super::groups::Handle;
 use super::moment::Moment;
 use super::numbers::NumberMap;
+use super::prefetch::prefetch;
 
 pub(crate) use entry::{Entry, HARD_PINNED, Phase, Place, Places, SOFT_PINNED};
 use entry::{HAS_READERS, REPLACEMENT};
+use index::Index;
 pub(crate) use order::{Standing, Victim};
 pub(crate) use put::{Open, Reservation};
 pub(crate) use queue::Key;
@@ -72,19 +74,13 @@ impl KeyHasher {
     }
 }
 
-/// The index wants 64 bits, and looks at both ends of them.
-fn widen(tag: u32) -> u64 {
-    u64::from(tag) << 32 | u64::from(tag)
-}
-
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Shard {
     number: u32,
     hasher: KeyHasher,
     slab: Slab,
-    /// Names: (tag, slot). The tags let the table grow without looking at the entries.
-    index: HashTable<(u32, u32)>,
+    index: Index,
     origins: Origins,
     normal: SlotHeap,
     soft: SlotHeap,
@@ -108,7 +104,7 @@ impl Shard {
             number,
             hasher,
             slab: Slab::new(),
-            index: HashTable::new(),
+            index: Index::default(),
             origins: Origins::default(),
             normal: SlotHeap::default(),
             soft: SlotHeap::default(),
@@ -126,14 +122,27 @@ impl Shard {
 
     /// The slot of the version that has this name.
     pub(crate) fn find(&self, tag: u32, tenant: u32, key: &str) -> Option<u32> {
-        self.index
-            .find(widen(tag), |(other, slot)| {
-                *other == tag && {
-                    let entry = &self.slab[*slot];
-                    entry.tenant == tenant && *entry.key == *key
-                }
-            })
-            .map(|(_, slot)| *slot)
+        self.index.find(tag, |slot| {
+            let entry = &self.slab[slot];
+            entry.tenant == tenant && *entry.key == *key
+        })
+    }
+
+    /// Fetches what [`find`](Self::find) reads first.
+    pub(crate) fn prefetch_name(&self, tag: u32) {
+        self.index.prefetch(tag);
+    }
+
+    /// Fetches what it reads next: the entry that a key with this tag names, nearly always. Returns its slot.
+    pub(crate) fn prefetch_entry(&self, tag: u32) -> Option<u32> {
+        let slot = self.index.find(tag, |_| true)?;
+        self.slab.prefetch(slot);
+        Some(slot)
+    }
+
+    /// Fetches what it reads last: the text of the entry's key.
+    pub(crate) fn prefetch_key(&self, slot: u32) {
+        prefetch(&*self.slab[slot].key);
     }
 
     pub(crate) fn entry(&self, slot: u32) -> &Entry {
@@ -189,8 +198,7 @@ impl Shard {
 
     /// Gives a slot the name that its entry has; `tag` is the key's.
     fn name(&mut self, tag: u32, slot: u32) {
-        self.index
-            .insert_unique(widen(tag), (tag, slot), |(tag, _)| widen(*tag));
+        self.index.insert(tag, slot);
     }
 
     /// Takes the name of a slot away, and gives it to the version that was to replace it, if there is one.
@@ -198,15 +206,11 @@ impl Shard {
         let entry = &mut self.slab[slot];
         let key = std::mem::take(&mut entry.key);
         let tag = self.hasher.hash(entry.tenant, &key).tag;
-        let node = self
-            .index
-            .find_entry(widen(tag), |(_, other)| *other == slot)
-            .expect("a slot with a key is in the index");
         let Some(heir) = self.replacements.remove(&slot) else {
-            node.remove();
+            self.index.remove(tag, slot);
             return;
         };
-        node.into_mut().1 = heir;
+        self.index.replace(tag, slot, heir);
         let entry = &mut self.slab[heir];
         entry.key = key;
         entry.flags &= !REPLACEMENT;

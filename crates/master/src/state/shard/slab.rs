@@ -1,52 +1,70 @@
 //! Entries by slot number.
 //!
-//! Slots live in chunks that never move, so that growing copies nothing and wastes little; freed slots are
-//! used again, the last one first.
+//! Slots live in chunks that never move, so that growing copies nothing. Each chunk is twice as large as
+//! the one before: there are few, so what finds them stays in the cache. A chunk's memory is reserved at
+//! once and filled slot by slot, so what is not used yet is address space and no memory. Freed slots
+//! are used again, the last one first.
 
 use std::ops::{Index, IndexMut};
 
 use super::entry::{Entry, Phase};
+use crate::state::prefetch::prefetch;
 
-/// Entries in a chunk, and its logarithm.
-const CHUNK: u32 = 1 << CHUNK_SHIFT;
-const CHUNK_SHIFT: u32 = 8;
+/// Entries in the first chunk.
+const FIRST: usize = 1 << FIRST_SHIFT;
+const FIRST_SHIFT: u32 = 5;
 
 /// "No slot".
 pub(crate) const NIL: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Slab {
-    chunks: Vec<Box<[Entry]>>,
+    chunks: Vec<Vec<Entry>>,
+    /// Slots that were ever taken.
+    bound: u32,
     /// The first vacant slot; the others follow by `Entry::position`.
     vacant: u32,
+}
+
+/// Chunk of a slot, and the place in it.
+fn locate(slot: u32) -> (usize, usize) {
+    let number = slot as usize + FIRST;
+    let top = number.ilog2();
+    ((top - FIRST_SHIFT) as usize, number ^ (1 << top))
 }
 
 impl Slab {
     pub(crate) fn new() -> Self {
         Self {
             chunks: Vec::new(),
+            bound: 0,
             vacant: NIL,
         }
     }
 
     /// One past the greatest slot number that may be in use.
     pub(crate) fn bound(&self) -> u32 {
-        let chunks = u32::try_from(self.chunks.len()).unwrap_or(NIL);
-        chunks.saturating_mul(CHUNK)
+        self.bound
     }
 
     /// Takes a vacant slot; the caller fills it with an entry that is not vacant.
     pub(crate) fn take(&mut self) -> u32 {
         if self.vacant == NIL {
-            let first = self.bound();
-            let last = first + (CHUNK - 1);
-            let chunk =
-                (first..=last).map(|slot| Entry::vacant(if slot == last { NIL } else { slot + 1 }));
-            self.chunks.push(chunk.collect());
-            self.vacant = first;
+            return self.extend();
         }
         let slot = self.vacant;
         self.vacant = self[slot].position;
+        slot
+    }
+
+    fn extend(&mut self) -> u32 {
+        let slot = self.bound;
+        let (chunk, _) = locate(slot);
+        if chunk == self.chunks.len() {
+            self.chunks.push(Vec::with_capacity(FIRST << chunk));
+        }
+        self.chunks[chunk].push(Entry::vacant(NIL));
+        self.bound += 1;
         slot
     }
 
@@ -58,18 +76,56 @@ impl Slab {
         self.vacant = slot;
         entry
     }
+
+    /// Fetches an entry into the cache.
+    pub(crate) fn prefetch(&self, slot: u32) {
+        prefetch(&self[slot]);
+    }
 }
 
 impl Index<u32> for Slab {
     type Output = Entry;
 
     fn index(&self, slot: u32) -> &Entry {
-        &self.chunks[(slot >> CHUNK_SHIFT) as usize][(slot % CHUNK) as usize]
+        let (chunk, place) = locate(slot);
+        &self.chunks[chunk][place]
     }
 }
 
 impl IndexMut<u32> for Slab {
     fn index_mut(&mut self, slot: u32) -> &mut Entry {
-        &mut self.chunks[(slot >> CHUNK_SHIFT) as usize][(slot % CHUNK) as usize]
+        let (chunk, place) = locate(slot);
+        &mut self.chunks[chunk][place]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_lie_one_behind_the_other() {
+        let mut expected = (0, 0);
+        for slot in 0..10_000 {
+            assert_eq!(locate(slot), expected);
+            expected.1 += 1;
+            if expected.1 == FIRST << expected.0 {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+        assert_eq!(locate(NIL).0, 27);
+    }
+
+    #[test]
+    fn freed_slots_come_before_new_ones() {
+        let mut slab = Slab::new();
+        let slots: Vec<_> = (0..100).map(|_| slab.take()).collect();
+        assert_eq!(slots, (0..100).collect::<Vec<_>>());
+        for slot in [3, 70] {
+            slab[slot].phase = Phase::Complete;
+            slab.release(slot);
+        }
+        assert_eq!([slab.take(), slab.take(), slab.take()], [70, 3, 100]);
+        assert_eq!(slab.bound(), 101);
     }
 }

@@ -1,0 +1,124 @@
+//! Looks a call's keys up before their turn comes.
+//!
+//! The way to an entry leads through four places in memory: the line of the index, the entry, and the key's
+//! text behind it. In a large table none of them is in a cache, and one after the other they take most of a
+//! call's time. So the keys of a batch take each of these steps together, a window at a time: the processor
+//! fetches many lines at once, and the call proper finds all of them in its cache.
+//!
+//! This is a hint only. Locks are held for one shard's keys and one step, what others hold is left out,
+//! and what is found here may change before the call comes to it: the call looks again.
+
+use super::State;
+use super::shard::{KeyHash, Shard};
+
+/// Keys that are looked ahead for at once. What is fetched for them stays well inside a core's own cache.
+const WINDOW: usize = 256;
+
+/// With fewer keys the call itself is as quick.
+const FEWEST: usize = 4;
+
+/// "None" in a chain of keys.
+const END: u16 = u16::MAX;
+
+/// The hashes of a call's keys, in their order.
+pub(super) struct Ahead<'a, K> {
+    state: &'a State,
+    tenant: u32,
+    keys: K,
+    window: Vec<Hashed>,
+    /// What comes next in the window.
+    at: usize,
+    /// The first key of each shard in the window.
+    heads: Vec<u16>,
+    /// The shards that have any.
+    shards: Vec<usize>,
+}
+
+/// A key of the window.
+struct Hashed {
+    hash: KeyHash,
+    /// Of the entry that it seems to name.
+    slot: Option<u32>,
+    /// The next key of the same shard.
+    next: u16,
+}
+
+impl State {
+    /// Hashes the keys of a call, and sees to it that their entries are at hand when their turn comes.
+    pub(super) fn ahead<'a, K>(&'a self, tenant: u32, keys: K) -> Ahead<'a, K>
+    where
+        K: ExactSizeIterator<Item = &'a str>,
+    {
+        Ahead {
+            state: self,
+            tenant,
+            keys,
+            window: Vec::new(),
+            at: 0,
+            heads: Vec::new(),
+            shards: Vec::new(),
+        }
+    }
+}
+
+impl<'a, K: ExactSizeIterator<Item = &'a str>> Iterator for Ahead<'a, K> {
+    type Item = KeyHash;
+
+    fn next(&mut self) -> Option<KeyHash> {
+        if self.at == self.window.len() {
+            if self.keys.len() < FEWEST {
+                let key = self.keys.next()?;
+                return Some(self.state.hasher.hash(self.tenant, key));
+            }
+            self.look();
+        }
+        self.at += 1;
+        Some(self.window[self.at - 1].hash)
+    }
+}
+
+impl<'a, K: ExactSizeIterator<Item = &'a str>> Ahead<'a, K> {
+    /// Fills the window with the next keys and fetches what belongs to them.
+    fn look(&mut self) {
+        self.at = 0;
+        self.window.clear();
+        self.window.reserve(self.keys.len().min(WINDOW));
+        self.heads.resize(self.state.shards.len(), END);
+        for (number, key) in (0..).zip(self.keys.by_ref().take(WINDOW)) {
+            let hash = self.state.hasher.hash(self.tenant, key);
+            let next = std::mem::replace(&mut self.heads[hash.shard], number);
+            if next == END {
+                self.shards.push(hash.shard);
+            }
+            self.window.push(Hashed {
+                hash,
+                slot: None,
+                next,
+            });
+        }
+        self.step(|shard, key| shard.prefetch_name(key.hash.tag));
+        self.step(|shard, key| key.slot = shard.prefetch_entry(key.hash.tag));
+        self.step(|shard, key| {
+            if let Some(slot) = key.slot {
+                shard.prefetch_key(slot);
+            }
+        });
+        for shard in self.shards.drain(..) {
+            self.heads[shard] = END;
+        }
+    }
+
+    /// Does one step of the way for all keys of the window.
+    fn step(&mut self, step: impl Fn(&Shard, &mut Hashed)) {
+        for number in &self.shards {
+            let Some(shard) = self.state.shards[*number].try_lock() else {
+                continue;
+            };
+            let mut at = self.heads[*number];
+            while let Some(key) = self.window.get_mut(at as usize) {
+                step(&shard, key);
+                at = key.next;
+            }
+        }
+    }
+}
