@@ -1,6 +1,6 @@
 //! Starting and stopping a master.
 //!
-//! [`Master::bind`] listens on the configured address and nowhere else; [`Master::serve`] takes
+//! Members come over gRPC or by a framed lane; the first bytes of a connection tell which. [`Master::bind`] listens on the configured address and nowhere else; [`Master::serve`] takes
 //! connections from wherever they come, so that tests bring simulated ones. Both end when the given
 //! shutdown future does: no new work is taken, what is under way is answered, and what is left after
 //! the grace time is cut off. Nothing outlives them: the ticker, the batches and the connections all
@@ -27,7 +27,9 @@ use crate::error::Error;
 use crate::monitor::Monitor;
 use crate::service::{Core, MasterService};
 
+mod entrance;
 mod severable;
+use entrance::Entrance;
 use severable::Severable;
 
 /// Bytes that a client may send on one stream before it has to be read: a batch of 20,000 keys should
@@ -123,6 +125,7 @@ impl Master {
         let incoming = incoming.map(move |accepted| {
             accepted.map(|io| Severable::new(io, sever.clone(), connections.clone()))
         });
+        let incoming = Entrance::new(incoming, Arc::clone(&core));
         let serving = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)

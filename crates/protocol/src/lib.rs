@@ -11,6 +11,7 @@ pub mod fingerprint;
 pub mod header;
 pub mod ids;
 pub mod key;
+pub mod lane;
 pub mod layout;
 pub mod range;
 pub mod replica;

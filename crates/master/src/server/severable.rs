@@ -42,11 +42,16 @@ impl<IO> Severable<IO> {
         }
     }
 
-    fn poll_severed(&mut self, cx: &mut Context<'_>) -> Result<(), io::Error> {
-        if self.severed.as_mut().poll(cx).is_ready() {
-            return Err(io::ErrorKind::ConnectionAborted.into());
+    /// What was done; an error instead of a wait, if the connection was cut.
+    fn unless_severed<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if done.is_pending() && self.severed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        Ok(())
+        done
     }
 }
 
@@ -80,18 +85,17 @@ impl<IO: Connected> Connected for Severable<IO> {
     }
 }
 
-// A connection always waits to read, so a severed one is always woken.
+// Whoever waits to read or to write is woken by the cut; one that has something to do meanwhile will wait soon.
 impl<IO: AsyncRead + Unpin> AsyncRead for Severable<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.poll_severed(cx)?;
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
         self.poll_greeting(cx, buf.filled().len() - before)?;
-        read
+        self.unless_severed(cx, read)
     }
 }
 
@@ -101,8 +105,8 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Severable<IO> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll_severed(cx)?;
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.unless_severed(cx, written)
     }
 
     fn poll_write_vectored(
@@ -110,8 +114,8 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Severable<IO> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_severed(cx)?;
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.unless_severed(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -97,6 +97,7 @@ impl Door {
             proof: proof.into(),
             token_required: self.token.is_some(),
             term: self.term.0,
+            lane: true,
         })
     }
 

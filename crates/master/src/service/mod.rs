@@ -1,7 +1,7 @@
 //! The gRPC shell around the state machine: wire in, domain types, state, wire out.
 //!
 //! - `door`: versions, mutual proof of the token, tickets.
-//! - `stream`: a member's long-lived stream; `rpc`: the unary calls.
+//! - `stream`: a member's long-lived stream, `lane`: the same without gRPC; `rpc`: the unary calls.
 //! - `calls`: what each request does, the same for both.
 //! - `links`: the master's own commands on their way to members; `waiters`: calls that wait for
 //!   something to happen; `replay`: answers kept for calls that are repeated.
@@ -18,6 +18,8 @@ mod calls;
 mod clock;
 mod door;
 mod expiring;
+mod greeting;
+pub(crate) mod lane;
 mod links;
 mod replay;
 mod rpc;

@@ -1,6 +1,5 @@
 //! The gRPC methods. All but the first two want a ticket.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use layercake_protocol::convert::MAX_MESSAGE_BYTES;
@@ -43,13 +42,6 @@ impl MasterService {
             return Err(Refusal::ShuttingDown);
         }
         self.core.door.admit(self.core.now(), metadata)
-    }
-
-    /// Tells the log of a connection that is turned away, with those that it was not told of.
-    fn turned_away(&self, peer: Option<SocketAddr>, program: &str, refusal: &Refusal) {
-        if let Some(connections) = self.core.door.turned_away(self.core.now()) {
-            tracing::warn!(connections, ?peer, program, %refusal, "connections were turned away");
-        }
     }
 
     /// Counts a call and makes its answer.
@@ -137,36 +129,28 @@ fn tenant(name: &str) -> Result<Tenant, Refusal> {
 
 #[tonic::async_trait]
 impl Master for MasterService {
-    type OpenStream = Conversation;
+    type OpenStream = Conversation<Streaming<wire::ClientFrame>>;
 
     async fn hello(
         &self,
         request: Request<wire::HelloRequest>,
     ) -> Result<Response<wire::HelloResponse>, Status> {
-        let begun = Instant::now();
-        let peer = request.remote_addr();
-        let hello = request.get_ref();
-        let result = self.core.door.hello(self.core.now(), hello);
-        if let Err(refusal) = &result {
-            self.turned_away(peer, &hello.program, refusal);
-        }
-        self.answered(Method::Hello, begun, result)
+        let answer = self.core.hello(request.remote_addr(), request.get_ref());
+        answer
+            .map(Response::new)
+            .map_err(|refusal| (&refusal).into())
     }
 
     async fn authenticate(
         &self,
         request: Request<wire::AuthenticateRequest>,
     ) -> Result<Response<wire::AuthenticateResponse>, Status> {
-        let begun = Instant::now();
-        let peer = request.remote_addr();
-        let result = self
+        let answer = self
             .core
-            .door
-            .authenticate(self.core.now(), request.get_ref());
-        if let Err(refusal) = &result {
-            self.turned_away(peer, "", refusal);
-        }
-        self.answered(Method::Authenticate, begun, result)
+            .authenticate(request.remote_addr(), request.get_ref());
+        answer
+            .map(Response::new)
+            .map_err(|refusal| (&refusal).into())
     }
 
     async fn open(

@@ -1,4 +1,4 @@
-//! One member's long-lived stream.
+//! One member's long-lived stream, whatever carries it: gRPC, or a framed lane.
 //!
 //! The stream of answers reads the stream of requests itself: whoever polls it for the next answer
 //! carries the next request out on the spot. So a request costs no task switch and no queue, and a
@@ -45,11 +45,11 @@ enum Kind {
 type Work = Pin<Box<dyn Future<Output = MasterFrame> + Send>>;
 
 /// The answers to one stream of requests.
-pub(crate) struct Conversation {
+pub(crate) struct Conversation<S> {
     core: Arc<Core>,
     id: StreamId,
     member: Option<ClientId>,
-    requests: Streaming<ClientFrame>,
+    requests: S,
     /// The client has said all, or is gone.
     over: bool,
     outbox: Outbox,
@@ -62,8 +62,8 @@ pub(crate) struct Conversation {
     in_a_row: u32,
 }
 
-impl Conversation {
-    pub(super) fn begin(core: Arc<Core>, requests: Streaming<ClientFrame>) -> Self {
+impl<S> Conversation<S> {
+    pub(super) fn begin(core: Arc<Core>, requests: S) -> Self {
         let (outbox, arrived) = mpsc::channel(core.limits.queued_frames);
         core.metrics.streams.inc();
         Self {
@@ -80,6 +80,16 @@ impl Conversation {
             waits: 0,
             in_a_row: 0,
         }
+    }
+
+    /// Where the requests come from.
+    pub(super) fn requests(&mut self) -> &mut S {
+        &mut self.requests
+    }
+
+    /// Whether something is being worked on that is not answered yet.
+    pub(super) fn is_working(&self) -> bool {
+        !self.under_way.is_empty()
     }
 
     /// Makes sure that the stream speaks for one member.
@@ -171,54 +181,63 @@ impl Conversation {
     }
 }
 
-impl Stream for Conversation {
-    type Item = Result<MasterFrame, Status>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = self.get_mut();
-        if this.in_a_row >= IN_A_ROW {
-            this.in_a_row = 0;
+impl<S, E> Conversation<S>
+where
+    S: Stream<Item = Result<ClientFrame, E>> + Unpin,
+{
+    /// The next answer or command; `None`: all is said.
+    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<MasterFrame>> {
+        if self.in_a_row >= IN_A_ROW {
+            self.in_a_row = 0;
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         loop {
-            if let Poll::Ready(Some(frame)) = this.arrived.poll_recv(cx) {
-                this.in_a_row += 1;
-                return Poll::Ready(Some(Ok(frame)));
+            if let Poll::Ready(Some(frame)) = self.arrived.poll_recv(cx) {
+                self.in_a_row += 1;
+                return Poll::Ready(Some(frame));
             }
-            this.reap(cx);
-            let closing =
-                this.core.closing.is_cancelled() || this.closing.as_mut().poll(cx).is_ready();
-            let frame = if this.over || this.batches >= this.core.limits.batches_per_stream {
+            self.reap(cx);
+            let frame = if self.over || self.batches >= self.core.limits.batches_per_stream {
                 None
             } else {
-                match Pin::new(&mut this.requests).poll_next(cx) {
+                match Pin::new(&mut self.requests).poll_next(cx) {
                     Poll::Ready(Some(Ok(frame))) => Some(frame),
                     // A broken stream is the client's to notice: it opens another.
                     Poll::Ready(Some(Err(_)) | None) => {
-                        this.over = true;
+                        self.over = true;
                         None
                     }
                     Poll::Pending => None,
                 }
             };
             let Some(frame) = frame else {
-                if (this.over || closing) && this.under_way.is_empty() {
+                let closing = self.closing.as_mut().poll(cx).is_ready();
+                if (self.over || closing) && self.under_way.is_empty() {
                     // Answers are queued before their work counts as ended.
-                    return Poll::Ready(this.arrived.try_recv().ok().map(Ok));
+                    return Poll::Ready(self.arrived.try_recv().ok());
                 }
-                this.in_a_row = 0;
+                self.in_a_row = 0;
                 return Poll::Pending;
             };
-            if let Some(answer) = this.take(frame, cx) {
-                this.in_a_row += 1;
-                return Poll::Ready(Some(Ok(answer)));
+            if let Some(answer) = self.take(frame, cx) {
+                self.in_a_row += 1;
+                return Poll::Ready(Some(answer));
             }
         }
     }
 }
 
-impl Drop for Conversation {
+/// As gRPC carries it.
+impl Stream for Conversation<Streaming<ClientFrame>> {
+    type Item = Result<MasterFrame, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_answer(cx).map(|answer| answer.map(Ok))
+    }
+}
+
+impl<S> Drop for Conversation<S> {
     fn drop(&mut self) {
         self.core.metrics.streams.dec();
         if let Some(member) = self.member {
@@ -230,7 +249,7 @@ impl Drop for Conversation {
     }
 }
 
-impl fmt::Debug for Conversation {
+impl<S> fmt::Debug for Conversation<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conversation")
             .field("id", &self.id)

@@ -69,13 +69,19 @@ impl Cluster {
         }
     }
 
-    /// A new connection that has not said hello.
-    pub(crate) async fn channel(&self) -> Channel {
+    /// A new connection, on which nothing was said.
+    pub(crate) async fn connection(&self) -> DuplexStream {
         let (near, far) = tokio::io::duplex(1 << 20);
         self.connections
             .send(Ok(far))
             .await
             .expect("the master takes connections");
+        near
+    }
+
+    /// A new connection that has not said hello.
+    pub(crate) async fn channel(&self) -> Channel {
+        let near = self.connection().await;
         let mut near = Some(hyper_util::rt::TokioIo::new(near));
         tonic::transport::Endpoint::from_static("http://master")
             .initial_stream_window_size(4 << 20)

@@ -3,6 +3,7 @@
 mod commands;
 mod common;
 mod door;
+mod lane;
 mod monitor;
 mod shutdown;
 mod stalls;

@@ -1,8 +1,9 @@
 //! One open stream, and the calls in flight on it.
 //!
-//! A call registers under its request id, hands its frame to the stream (a bounded queue: a slow
-//! master makes callers wait), and waits for its answer. When the stream breaks, every waiting call
-//! learns so at once.
+//! A call registers under its request id, hands its frame to what carries the stream (a lane, or gRPC
+//! through a bounded queue: a slow master makes callers wait), and waits for its answer. When the stream
+//! breaks, every waiting call learns so at once. Deadlines are looked after by [`Connection::sweep`], not
+//! by a timer for each call, which would wake the runtime's driver: a call may end so much late.
 //!
 //! A start whose caller goes away (its future dropped, its deadline over) may still be answered: the
 //! entry stays, and the answer is taken back through the outbox. Lock order: `pending` is never held
@@ -10,7 +11,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use layercake_protocol::convert::{Context, Ticket};
@@ -19,12 +23,14 @@ use layercake_protocol::key::{ObjectKey, Tenant};
 use layercake_protocol::replica::ObjectRef;
 use layercake_protocol::wire;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::codec::{Outgoing, decode_body};
+use super::lane::{Offer, Writer};
 use super::outbox::{Chore, Outbox};
 use super::types::Life;
 
@@ -54,13 +60,65 @@ pub(super) enum AskError {
 }
 
 struct Pending {
-    reply: oneshot::Sender<Response>,
+    /// `None`: the caller was told that its time is over.
+    reply: Option<oneshot::Sender<Result<Response, AskError>>>,
+    deadline: Instant,
     /// The request, if its answer must be taken back when nobody waits for it any more.
     reserving: Option<(Tenant, Bytes)>,
 }
 
-/// The frames that go out on a stream.
+/// The frames that go out on a gRPC stream.
 pub(super) type Frames = mpsc::Receiver<Outgoing>;
+
+/// What carries frames to the master.
+pub(super) enum Carrier {
+    Grpc(mpsc::Sender<Outgoing>),
+    Lane(Arc<Writer>),
+}
+
+impl Carrier {
+    /// A queue of frames for a gRPC stream.
+    pub(super) fn grpc() -> (Self, Frames) {
+        let (outgoing, frames) = mpsc::channel(QUEUE);
+        (Self::Grpc(outgoing), frames)
+    }
+
+    /// Hands a frame over.
+    async fn send(&self, frame: Outgoing, deadline: Instant) -> Result<(), AskError> {
+        const BROKEN: AskError = AskError::Broken { handed_over: false };
+        match self {
+            Self::Grpc(outgoing) => match outgoing.try_send(frame) {
+                Ok(()) => Ok(()),
+                Err(TrySendError::Closed(_)) => Err(BROKEN),
+                Err(TrySendError::Full(frame)) => timeout_at(deadline, outgoing.send(frame))
+                    .await
+                    .map_err(|_| AskError::Elapsed)?
+                    .map_err(|_| BROKEN),
+            },
+            Self::Lane(writer) => loop {
+                match writer.offer(&frame) {
+                    Ok(()) => return Ok(()),
+                    Err(Offer::Broken) => return Err(BROKEN),
+                    Err(Offer::Refused(error)) => {
+                        tracing::error!(%error, "a request does not fit into a frame");
+                        return Err(BROKEN);
+                    }
+                    Err(Offer::Full) => {}
+                }
+                let room = writer.room();
+                tokio::pin!(room);
+                room.as_mut().enable();
+                match writer.offer(&frame) {
+                    Err(Offer::Full) => timeout_at(deadline, room)
+                        .await
+                        .map_err(|_| AskError::Elapsed)?,
+                    Ok(()) => return Ok(()),
+                    Err(_) => {}
+                }
+            },
+        }
+    }
+}
 
 /// An open stream.
 pub(super) struct Connection {
@@ -74,27 +132,51 @@ pub(super) struct Connection {
     /// The stream has ended, and the link's status says so.
     broken: CancellationToken,
     wires: Wires,
+    /// Calls wait, and the sweeper goes round.
+    swept: AtomicBool,
+    asked: Notify,
 }
 
 /// The stream before its membership is known.
 pub(super) struct Wires {
     client: ClientId,
-    outgoing: mpsc::Sender<Outgoing>,
+    pub(super) carrier: Carrier,
     /// `None`: broken.
-    pending: Mutex<Option<HashMap<u64, Pending>>>,
+    pending: Mutex<Option<Calls>>,
     outbox: Arc<Outbox>,
 }
 
+type Calls = HashMap<u64, Pending, BuildHasherDefault<IdHasher>>;
+
+/// Request ids are this side's own numbers: nobody chooses them to collide.
+#[derive(Debug, Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 ^ u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // Spreads consecutive numbers over all bits.
+        self.0 = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
 impl Wires {
-    pub(super) fn new(client: ClientId, outbox: Arc<Outbox>) -> (Self, Frames) {
-        let (outgoing, frames) = mpsc::channel(QUEUE);
-        let wires = Self {
+    pub(super) fn new(client: ClientId, carrier: Carrier, outbox: Arc<Outbox>) -> Self {
+        Self {
             client,
-            outgoing,
-            pending: Mutex::new(Some(HashMap::new())),
+            carrier,
+            pending: Mutex::new(Some(Calls::default())),
             outbox,
-        };
-        (wires, frames)
+        }
     }
 
     pub(super) fn frame(&self, term: Option<Term>, id: RequestId, request: &Request) -> Outgoing {
@@ -111,11 +193,8 @@ impl Wires {
     }
 
     /// Queues a frame whose answer is read by the caller.
-    pub(super) async fn send(&self, frame: Outgoing) -> Result<(), AskError> {
-        self.outgoing
-            .send(frame)
-            .await
-            .map_err(|_| AskError::Broken { handed_over: false })
+    pub(super) async fn send(&self, frame: Outgoing, deadline: Instant) -> Result<(), AskError> {
+        self.carrier.send(frame, deadline).await
     }
 }
 
@@ -135,7 +214,13 @@ impl Connection {
             stop: CancellationToken::new(),
             broken: CancellationToken::new(),
             wires,
+            swept: AtomicBool::new(false),
+            asked: Notify::new(),
         }
+    }
+
+    pub(super) fn uses_lane(&self) -> bool {
+        matches!(self.wires.carrier, Carrier::Lane(_))
     }
 
     /// Sends a request and waits for its answer.
@@ -149,8 +234,13 @@ impl Connection {
         let reserving = request
             .reserves
             .then(|| (request.tenant.clone(), request.body.clone()));
+        let pending = Pending {
+            reply: Some(reply),
+            deadline,
+            reserving,
+        };
         match self.wires.pending.lock().as_mut() {
-            Some(pending) => pending.insert(id.0, Pending { reply, reserving }),
+            Some(calls) => calls.insert(id.0, pending),
             None => return Err(AskError::Broken { handed_over: false }),
         };
         let mut waiting = Waiting {
@@ -162,19 +252,59 @@ impl Connection {
             answer,
         };
         let frame = self.wires.frame(Some(self.term), id, request);
-        match timeout_at(deadline, self.wires.outgoing.send(frame)).await {
-            Ok(Ok(())) => waiting.handed_over = true,
-            Ok(Err(_)) => {
+        if let Err(error) = self.wires.send(frame, deadline).await {
+            if error != AskError::Elapsed {
                 self.stop.cancel();
-                return Err(AskError::Broken { handed_over: false });
             }
-            Err(_) => return Err(AskError::Elapsed),
+            return Err(error);
         }
-        let Ok(answer) = timeout_at(deadline, &mut waiting.answer).await else {
-            return Err(AskError::Elapsed);
-        };
-        waiting.over = true;
-        answer.map_err(|_| AskError::Broken { handed_over: true })
+        waiting.handed_over = true;
+        if !self.swept.load(Ordering::Relaxed) && !self.swept.swap(true, Ordering::AcqRel) {
+            self.asked.notify_one();
+        }
+        match (&mut waiting.answer).await {
+            Ok(Ok(answer)) => {
+                waiting.over = true;
+                Ok(answer)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(AskError::Broken { handed_over: true }),
+        }
+    }
+
+    /// Ends calls whose time is over, by looking at all of them every so often while there are any.
+    pub(super) async fn sweep(&self, every: Duration) -> std::convert::Infallible {
+        loop {
+            self.asked.notified().await;
+            while self.swept.load(Ordering::Relaxed) {
+                sleep(every).await;
+                self.end_overdue();
+            }
+        }
+    }
+
+    fn end_overdue(&self) {
+        let now = Instant::now();
+        let mut overdue = Vec::new();
+        {
+            let mut pending = self.wires.pending.lock();
+            let Some(calls) = pending.as_mut() else {
+                return;
+            };
+            let mut waited_for = false;
+            for call in calls.values_mut() {
+                if call.deadline <= now {
+                    overdue.extend(call.reply.take());
+                }
+                waited_for |= call.reply.is_some();
+            }
+            // Under the lock: whoever comes later finds it so.
+            self.swept.store(waited_for, Ordering::Release);
+        }
+        for reply in overdue {
+            // Whoever has gone meanwhile knows.
+            let _ = reply.send(Err(AskError::Elapsed));
+        }
     }
 
     /// Hands an answer to its caller, or back where the caller has gone.
@@ -185,12 +315,17 @@ impl Connection {
             .lock()
             .as_mut()
             .and_then(|pending| pending.remove(&id));
-        let Some(Pending { reply, reserving }) = pending else {
+        let Some(Pending {
+            reply, reserving, ..
+        }) = pending
+        else {
             return;
         };
-        if let Err(response) = reply.send(response)
-            && let Some((tenant, body)) = reserving
-        {
+        let unwanted = match reply {
+            Some(reply) => reply.send(Ok(response)).err(),
+            None => Some(Ok(response)),
+        };
+        if let (Some(Ok(response)), Some((tenant, body))) = (unwanted, reserving) {
             self.take_back(tenant, body, &response);
         }
     }
@@ -254,7 +389,7 @@ struct Waiting<'a> {
     request: &'a Request,
     handed_over: bool,
     over: bool,
-    answer: oneshot::Receiver<Response>,
+    answer: oneshot::Receiver<Result<Response, AskError>>,
 }
 
 impl Drop for Waiting<'_> {
@@ -265,7 +400,7 @@ impl Drop for Waiting<'_> {
         self.answer.close();
         if self.request.reserves && self.handed_over {
             // The reader finds the caller gone from here on. What it sent just before is here.
-            if let Ok(response) = self.answer.try_recv() {
+            if let Ok(Ok(response)) = self.answer.try_recv() {
                 let Request { tenant, body, .. } = self.request.clone();
                 self.connection.take_back(tenant, body, &response);
             }

@@ -1,6 +1,9 @@
 //! From nothing to an open stream: connect, exchange versions, prove the token both ways, open the
 //! stream, join.
 //!
+//! The stream is a framed lane where the master has one and it can be reached, and gRPC's else: whatever
+//! is wrong with the lane, a proxy that knows only HTTP for one, costs a line of the log and no more.
+//!
 //! Nothing but nonces and versions is sent before the master has proven the token, so a stranger on
 //! the master's address learns neither keys nor tickets. Every way to fail has its own error; the
 //! whole attempt runs under the caller's deadline.
@@ -9,15 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use hyper_util::rt::TokioIo;
-use layercake_protocol::auth::{Nonce, Side, draw_nonce};
 use layercake_protocol::convert::{
     MAX_MESSAGE_BYTES, TICKET_METADATA, Ticket, decode_status, encode_ticket,
 };
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::{RequestId, Term};
-use layercake_protocol::version::{self, Version};
 use layercake_protocol::wire;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::TaskTracker;
@@ -28,8 +28,10 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
 use super::codec::{LinkCodec, encode_body};
-use super::connection::{Connection, Request, Response, Wires};
+use super::connection::{Carrier, Connection, Frames, Request, Response, Wires};
 use super::connector::Connector;
+use super::lane;
+use super::proofs::Proofs;
 use super::shared::Shared;
 use super::sniff::{FirstBytes, Sniffed};
 use crate::error::StoreError;
@@ -45,8 +47,14 @@ const HEARTBEAT_RANGE: (Duration, Duration) = (Duration::from_millis(10), Durati
 /// A stream that is open and joined.
 pub(super) struct Established {
     pub(super) connection: Arc<Connection>,
-    pub(super) inbound: Streaming<wire::MasterFrame>,
+    pub(super) inbound: Inbound,
     pub(super) heartbeat_every: Duration,
+}
+
+/// What the master says.
+pub(super) enum Inbound {
+    Grpc(Streaming<wire::MasterFrame>),
+    Lane(lane::Reader, Arc<lane::Writer>),
 }
 
 /// One attempt.
@@ -61,7 +69,7 @@ pub(super) async fn establish<C: Connector>(
             return Err(shared.unreachable(format!("no connection within {connect:?}")));
         }
     };
-    match tokio::time::timeout(connect, greet(shared, channel)).await {
+    match tokio::time::timeout(connect, greet(shared, connector, channel)).await {
         Ok(Ok(established)) => Ok(established),
         Ok(Err(error)) => Err(match first.other_service() {
             Some(detail) => StoreError::NotAMaster {
@@ -124,41 +132,27 @@ async fn open<C: Connector>(
     Ok((channel, first))
 }
 
-async fn greet(shared: &Shared, channel: Channel) -> Result<Established, StoreError> {
-    let ticket = authenticate(shared, &channel).await?;
-    let (wires, frames) = Wires::new(shared.client, Arc::clone(&shared.outbox));
-    let join = Request {
-        body: encode_body(wire::client_frame::Request::Join(wire::JoinRequest {
-            name: shared.config.name.clone(),
-            endpoint: shared.config.endpoint.as_ref().map(Into::into),
-        })),
-        tenant: shared.config.tenant.clone(),
-        repeat: false,
-        reserves: false,
+async fn greet<C: Connector>(
+    shared: &Shared,
+    connector: &C,
+    channel: Channel,
+) -> Result<Established, StoreError> {
+    let (ticket, has_lane) = authenticate(shared, &channel).await?;
+    let lane = if has_lane && shared.config.lane {
+        open_lane(shared, connector).await
+    } else {
+        None
     };
-    let id = shared.next_request();
-    wires
-        .send(wires.frame(None, id, &join))
-        .await
-        .map_err(|_| shared.unreachable("the stream ended before it began".to_owned()))?;
-
-    let mut outbound = tonic::Request::new(ReceiverStream::new(frames));
-    outbound
-        .metadata_mut()
-        .insert(TICKET_METADATA, encode_ticket(&ticket));
-    let mut grpc = Grpc::new(channel.clone())
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    grpc.ready()
-        .await
-        .map_err(|error| shared.unreachable(chain(&error)))?;
-    let path = PathAndQuery::from_static("/layercake.v1.Master/Open");
-    let mut inbound = grpc
-        .streaming(outbound, path, LinkCodec)
-        .await
-        .map_err(|status| shared.status_error(&status))?
-        .into_inner();
-
+    let (wires, mut inbound, id) = if let Some((writer, reader)) = lane {
+        let carrier = Carrier::Lane(Arc::clone(&writer));
+        let (wires, id) = say_join(shared, carrier).await?;
+        (wires, Inbound::Lane(reader, writer), id)
+    } else {
+        let (carrier, frames) = Carrier::grpc();
+        let (wires, id) = say_join(shared, carrier).await?;
+        let inbound = open_stream(shared, &channel, &ticket, frames).await?;
+        (wires, Inbound::Grpc(inbound), id)
+    };
     let joined = joined(shared, id, &mut inbound).await?;
     let term = Term(joined.term);
     let life = shared.begin_life(term, joined.fresh);
@@ -173,79 +167,110 @@ async fn greet(shared: &Shared, channel: Channel) -> Result<Established, StoreEr
     })
 }
 
-/// Versions and proofs, both ways.
-async fn authenticate(shared: &Shared, channel: &Channel) -> Result<Ticket, StoreError> {
-    let master = || Arc::clone(&shared.master);
-    let token = shared.config.token.as_ref();
-    let mut client = wire::master_client::MasterClient::new(channel.clone());
-    let nonce = draw_nonce();
-    let hello = client
-        .hello(wire::HelloRequest {
-            version: Some(version::CURRENT.into()),
-            nonce: Bytes::copy_from_slice(&nonce),
-            program: format!("{} {}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")),
+/// A lane, if there is a way. It has half the time of the attempt, so that gRPC has the other.
+async fn open_lane<C: Connector>(
+    shared: &Shared,
+    connector: &C,
+) -> Option<(Arc<lane::Writer>, lane::Reader)> {
+    let within = shared.config.timeouts.connect / 2;
+    let opened = tokio::time::timeout(within, lane::open(shared, connector)).await;
+    let opened = opened.unwrap_or_else(|_| {
+        Err(shared.unreachable(format!("no greeting on the lane within {within:?}")))
+    });
+    opened
+        .inspect_err(|error| {
+            tracing::info!(master = %shared.master, %error, "no lane to the master, staying with gRPC");
         })
+        .ok()
+}
+
+/// Makes the wires, and says on them that this member joins. The request's id.
+async fn say_join(shared: &Shared, carrier: Carrier) -> Result<(Wires, RequestId), StoreError> {
+    let wires = Wires::new(shared.client, carrier, Arc::clone(&shared.outbox));
+    let join = Request {
+        body: encode_body(wire::client_frame::Request::Join(wire::JoinRequest {
+            name: shared.config.name.clone(),
+            endpoint: shared.config.endpoint.as_ref().map(Into::into),
+        })),
+        tenant: shared.config.tenant.clone(),
+        repeat: false,
+        reserves: false,
+    };
+    let id = shared.next_request();
+    let deadline = tokio::time::Instant::now() + shared.config.timeouts.connect;
+    wires
+        .send(wires.frame(None, id, &join), deadline)
+        .await
+        .map_err(|_| shared.unreachable("the stream ended before it began".to_owned()))?;
+    Ok((wires, id))
+}
+
+/// Opens the stream over gRPC.
+async fn open_stream(
+    shared: &Shared,
+    channel: &Channel,
+    ticket: &Ticket,
+    frames: Frames,
+) -> Result<Streaming<wire::MasterFrame>, StoreError> {
+    let mut outbound = tonic::Request::new(ReceiverStream::new(frames));
+    outbound
+        .metadata_mut()
+        .insert(TICKET_METADATA, encode_ticket(ticket));
+    let mut grpc = Grpc::new(channel.clone())
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    grpc.ready()
+        .await
+        .map_err(|error| shared.unreachable(chain(&error)))?;
+    let path = PathAndQuery::from_static("/layercake.v1.Master/Open");
+    let inbound = grpc
+        .streaming(outbound, path, LinkCodec)
+        .await
+        .map_err(|status| shared.status_error(&status))?;
+    Ok(inbound.into_inner())
+}
+
+/// Versions and proofs, both ways. The ticket, and whether the master has lanes.
+async fn authenticate(shared: &Shared, channel: &Channel) -> Result<(Ticket, bool), StoreError> {
+    let mut client = wire::master_client::MasterClient::new(channel.clone());
+    let proofs = Proofs::begin(shared);
+    let hello = client
+        .hello(proofs.hello())
         .await
         .map_err(|status| shared.hello_error(&status))?
         .into_inner();
-
-    let theirs: Version = hello
-        .version
-        .ok_or_else(|| shared.bad_answer(WireError::Missing { field: "version" }))?
-        .into();
-    version::CURRENT
-        .accept(theirs)
-        .map_err(|mismatch| StoreError::Version {
-            master: master(),
-            mismatch,
-        })?;
-    let master_nonce: Nonce = hello.nonce.as_ref().try_into().map_err(|_| {
-        shared.bad_answer(WireError::Invalid {
-            field: "nonce",
-            detail: format!("{} bytes, 32 are needed", hello.nonce.len()),
-        })
-    })?;
-    if let Some(token) = token {
-        token
-            .check(Side::Responder, &nonce, &master_nonce, &hello.proof)
-            .map_err(|_| StoreError::MasterUnproven { master: master() })?;
-    } else if hello.token_required {
-        return Err(StoreError::TokenRequired { master: master() });
-    }
-    let proof = token.map_or_else(Bytes::new, |token| {
-        Bytes::copy_from_slice(&token.prove(Side::Initiator, &nonce, &master_nonce))
-    });
+    let has_lane = hello.lane;
     let answer = client
-        .authenticate(wire::AuthenticateRequest {
-            client_nonce: Bytes::copy_from_slice(&nonce),
-            master_nonce: hello.nonce,
-            proof,
-        })
+        .authenticate(proofs.proof(hello)?)
         .await
         .map_err(|status| shared.status_error(&status))?
         .into_inner();
-    answer.ticket.as_ref().try_into().map_err(|_| {
-        shared.bad_answer(WireError::Invalid {
-            field: "ticket",
-            detail: format!("{} bytes, 16 are needed", answer.ticket.len()),
-        })
-    })
+    Ok((proofs.ticket(&answer)?, has_lane))
 }
 
 /// The answer to the join, which comes before any other.
 async fn joined(
     shared: &Shared,
     id: RequestId,
-    inbound: &mut Streaming<wire::MasterFrame>,
+    inbound: &mut Inbound,
 ) -> Result<wire::JoinResponse, StoreError> {
     loop {
-        let frame = inbound
-            .message()
-            .await
-            .map_err(|status| shared.status_error(&status))?
-            .ok_or_else(|| shared.unreachable("it closed the stream".to_owned()))?;
+        let frame = match inbound {
+            Inbound::Grpc(inbound) => inbound
+                .message()
+                .await
+                .map_err(|status| shared.status_error(&status))?,
+            Inbound::Lane(reader, writer) => tokio::select! {
+                frame = reader.message() => {
+                    frame.map_err(|error| shared.unreachable(error.to_string()))?
+                }
+                error = writer.run() => return Err(shared.unreachable(error.to_string())),
+            },
+        };
+        let frame: wire::MasterFrame =
+            frame.ok_or_else(|| shared.unreachable("it closed the stream".to_owned()))?;
         // A command may come first. It is repeated until it is answered.
-        if frame.request_id == 0 {
+        if frame.request_id == 0 && !matches!(frame.response, Some(Response::Error(_))) {
             continue;
         }
         return match frame.response {

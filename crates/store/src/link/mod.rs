@@ -17,7 +17,7 @@
 //! - A batch of any size goes through, in as many messages as it takes.
 //!
 //! Who looks after what: `shared` the circuit breaker and the way of a call, `connection` one stream
-//! and its calls in flight, `greet` the way to an open stream, `supervise` the tasks, `outbox` what is
+//! and its calls in flight, `lane` the bytes of a stream that is no gRPC, `greet` the way to an open stream, `supervise` the tasks, `outbox` what is
 //! still to be told, `doubts` what this member can't confirm. No lock is held across an await, and no two are held together.
 
 mod codec;
@@ -28,8 +28,10 @@ mod doubts;
 mod greet;
 mod joined;
 mod keys;
+mod lane;
 mod members;
 mod outbox;
+mod proofs;
 mod shared;
 mod sniff;
 mod split;
@@ -130,6 +132,11 @@ impl MasterLink {
     /// Whether the master puts all tenants' keys into one key space, as it said when this member joined.
     pub fn shares_tenants(&self) -> bool {
         self.shared().shares_tenants.load(Ordering::Relaxed)
+    }
+
+    /// Whether the link is up, and over a framed lane; else it is down, or over gRPC.
+    pub fn uses_lane(&self) -> bool {
+        matches!(self.shared().status(), Status::Up(connection) if connection.uses_lane())
     }
 
     /// The namespace of the keys in this handle's calls.

@@ -28,6 +28,9 @@ use crate::error::StoreError;
 /// Commands that wait for their handler. Those that don't fit are dropped: the master repeats them.
 const EVENTS: usize = 1024;
 
+/// The shortest and the longest time between two looks at the calls that wait.
+const SWEEPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
 /// [`LinkState`] with the connection.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
@@ -122,6 +125,12 @@ impl Shared {
             shares_tenants: AtomicBool::new(false),
             config,
         }
+    }
+
+    /// How often calls are looked at whose time may be over.
+    pub(super) fn sweep_every(&self) -> Duration {
+        let (least, most) = SWEEPS;
+        (self.config.timeouts.call / 32).clamp(least, most)
     }
 
     pub(super) fn next_request(&self) -> RequestId {

@@ -12,13 +12,12 @@ use std::time::Duration;
 use layercake_protocol::wire;
 use rand::RngExt as _;
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use tonic::Streaming;
 
 use super::codec::encode_body;
 use super::config::Backoff;
 use super::connection::{AskError, Connection, Request, Response};
 use super::connector::Connector;
-use super::greet::{Established, establish};
+use super::greet::{Established, Inbound, establish};
 use super::outbox::Chore;
 use super::shared::{Shared, Status};
 use super::types::{CommandId, LinkState, NodeEvent, SessionEvent};
@@ -65,6 +64,7 @@ async fn serve(shared: &Shared, established: Established) -> StoreError {
     let reason = tokio::select! {
         reason = read(shared, &connection, inbound) => reason,
         reason = beat_until_closed(shared, &connection, heartbeat_every) => reason,
+        never = connection.sweep(shared.sweep_every()) => match never {},
         () = connection.stop.cancelled() => {
             shared.unreachable("the master is in another term".to_owned())
         }
@@ -111,24 +111,40 @@ impl Pauses {
     }
 }
 
-/// Hands answers to their calls and commands to their handlers.
-async fn read(
-    shared: &Shared,
-    connection: &Connection,
-    mut inbound: Streaming<wire::MasterFrame>,
-) -> StoreError {
-    loop {
-        let frame = match inbound.message().await {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return shared.unreachable("it closed the stream".to_owned()),
-            Err(status) => return shared.status_error(&status),
-        };
-        match (frame.request_id, frame.response) {
-            (0, Some(command)) => command_arrived(shared, connection, command),
-            (id, Some(response)) => connection.answer(id, response),
-            // A kind of answer that only a later version knows.
-            (_, None) => {}
+/// Hands answers to their calls and commands to their handlers, and says why that ended.
+async fn read(shared: &Shared, connection: &Connection, inbound: Inbound) -> StoreError {
+    match inbound {
+        Inbound::Grpc(mut inbound) => loop {
+            match inbound.message().await {
+                Ok(Some(frame)) => arrived(shared, connection, frame),
+                Ok(None) => return shared.unreachable("it closed the stream".to_owned()),
+                Err(status) => return shared.status_error(&status),
+            }
+        },
+        Inbound::Lane(mut reader, writer) => {
+            let arrived = |frame: wire::MasterFrame| match frame.response {
+                // About the lane, not about a request.
+                Some(Response::Error(error)) if frame.request_id == 0 => Err(error.detail),
+                _ => {
+                    arrived(shared, connection, frame);
+                    Ok(())
+                }
+            };
+            let reason = tokio::select! {
+                reason = reader.read(&writer, &shared.config.timeouts, arrived) => reason,
+                error = writer.run() => error.to_string(),
+            };
+            shared.unreachable(reason)
         }
+    }
+}
+
+fn arrived(shared: &Shared, connection: &Connection, frame: wire::MasterFrame) {
+    match (frame.request_id, frame.response) {
+        (0, Some(command)) => command_arrived(shared, connection, command),
+        (id, Some(response)) => connection.answer(id, response),
+        // A kind of answer that only a later version knows.
+        (_, None) => {}
     }
 }
 

@@ -14,6 +14,7 @@ mod common;
 mod dev_leases;
 mod dev_puts;
 mod dev_sessions;
+mod lanes;
 mod session_commit;
 mod session_ranges;
 mod session_rules;

@@ -53,8 +53,10 @@ impl Proxy {
                     let mut cut = cut.subscribe();
                     tokio::spawn(async move {
                         tokio::select! {
-                            () = forward(from, into, flow) => {}
+                            // First: what is held at a cut must not slip through.
+                            biased;
                             _ = cut.changed() => {}
+                            () = forward(from, into, flow) => {}
                         }
                     });
                 }

@@ -82,6 +82,8 @@ pub(crate) struct Nature {
     pub version: Version,
     pub term: u64,
     pub heartbeat_every: Duration,
+    /// Says that it has framed lanes, which it has not.
+    pub claims_lanes: bool,
 }
 
 impl Default for Nature {
@@ -92,6 +94,7 @@ impl Default for Nature {
             version: version::CURRENT,
             term: 1,
             heartbeat_every: Duration::from_mins(1),
+            claims_lanes: false,
         }
     }
 }

@@ -152,6 +152,7 @@ impl Master for FakeMaster {
             }),
             token_required: token.is_some(),
             term: state.nature.term,
+            lane: state.nature.claims_lanes,
         }))
     }
 

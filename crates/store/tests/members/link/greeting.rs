@@ -49,6 +49,22 @@ async fn both_sides_prove_the_token() {
 }
 
 #[tokio::test]
+async fn a_master_without_lanes_and_one_that_only_claims_them_are_served_over_grpc() {
+    for claims_lanes in [false, true] {
+        let master = FakeMaster::new(Nature {
+            claims_lanes,
+            ..Nature::default()
+        });
+        let served = master.serve();
+        let link = MasterLink::connect(config(served.address))
+            .await
+            .expect("there is gRPC");
+        assert!(matches!(link.state(), LinkState::Up { .. }) && !link.uses_lane());
+        assert_eq!(master.members(), 1);
+    }
+}
+
+#[tokio::test]
 async fn a_master_that_cannot_prove_the_token_is_refused_before_it_learns_anything() {
     for theirs in [None, Some(token("a secret, but another one"))] {
         let nature = Nature {
