@@ -107,6 +107,10 @@ struct Lane<IO> {
 impl<IO: AsyncRead + AsyncWrite + Unpin> Lane<IO> {
     /// Goes on until nothing more can be done now; ready when the lane is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Poll::Ready(over) = self.poll_conversation(cx) {
+            return Poll::Ready(over);
+        }
+        // After what came was read: a master that stood still must not hold that against its peers.
         while self.ticks.poll_tick(cx).is_ready() {
             let working = self.conversation.is_working();
             let heard = &mut self.conversation.requests().heard;
@@ -114,6 +118,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Lane<IO> {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }
+        Poll::Pending
+    }
+
+    fn poll_conversation(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.ended {
             if self.conversation.requests().unwritten() >= WRITE_AT {
                 ready!(self.conversation.requests().poll_write_out(cx))?;
