@@ -9,9 +9,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
+use layercake_benches::keys::{key, keys};
 use layercake_benches::table::{Table, median};
 
-use crate::pool::{Pool, key, keys};
+use crate::pool::Pool;
 
 const OBJECTS: &str = "LAYERCAKE_BENCH_OBJECTS";
 const SIZES: [usize; 3] = [10_000, 1_000_000, 5_000_000];

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use layercake_benches::keys::keys;
 use layercake_benches::table::{Table, median};
 use layercake_master::{Master, MasterConfig};
 use layercake_protocol::key::ObjectKey;
@@ -10,8 +11,6 @@ use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig}
 use layercake_store::link::{self, LinkConfig, MasterLink, StartOptions};
 use layercake_store::{Node, NodeConfig};
 use layercake_transport::{Engine, EngineConfig};
-
-use crate::pool::keys;
 
 /// See the module's description.
 pub(crate) async fn print_table() -> Result<()> {

@@ -11,18 +11,6 @@ use layercake_protocol::ids::{
 use layercake_protocol::key::{ObjectKey, Tenant};
 use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig, Segment};
 
-/// A key as a connector makes them.
-pub(crate) fn key(number: usize) -> Result<ObjectKey> {
-    let spread = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    Ok(ObjectKey::new(&format!(
-        "llama-3.1-70b@{spread:016x}{number:016x}@tp:00000003@p"
-    ))?)
-}
-
-pub(crate) fn keys(from: usize, count: usize) -> Result<Vec<ObjectKey>> {
-    (from..from + count).map(key).collect()
-}
-
 /// See the module's description.
 pub(crate) struct Pool {
     state: State,
