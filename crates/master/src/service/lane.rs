@@ -153,6 +153,9 @@ struct Carrier<IO> {
     written: usize,
     /// Something came since the last tick.
     heard: bool,
+    /// A sign of life was asked for. However often: one answers all, so that a peer that does nothing but
+    /// ask is no burden.
+    asked: bool,
     /// What ended the requests, if it was no end that the peer may make.
     wrong: Option<LaneError>,
 }
@@ -165,6 +168,7 @@ impl<IO> Carrier<IO> {
             out: Vec::new(),
             written: 0,
             heard: true,
+            asked: false,
             wrong: None,
         }
     }
@@ -212,7 +216,7 @@ impl<IO: AsyncRead + Unpin> Carrier<IO> {
             match self.inbox.take() {
                 Ok(Some(Frame::Message(message))) => return Poll::Ready(Ok(Some(message))),
                 Ok(Some(Frame::Empty)) => {
-                    self.out.extend_from_slice(&EMPTY);
+                    self.asked = true;
                     continue;
                 }
                 Ok(None) => {}
@@ -248,6 +252,9 @@ impl<IO: AsyncRead + Unpin> Carrier<IO> {
 
 impl<IO: AsyncWrite + Unpin> Carrier<IO> {
     fn poll_write_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if std::mem::take(&mut self.asked) {
+            self.out.extend_from_slice(&EMPTY);
+        }
         while self.written < self.out.len() {
             let rest = &self.out[self.written..];
             match ready!(Pin::new(&mut self.io).poll_write(cx, rest))? {

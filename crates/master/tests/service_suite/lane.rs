@@ -342,6 +342,25 @@ async fn half_a_frame_and_then_silence_is_cut_off_and_a_sign_of_life_keeps_the_l
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_sign_of_life_answers_however_many_were_asked_for() {
+    const ASKED: usize = 1 << 16;
+    let cluster = Cluster::start(config());
+    let mut lane = Lane::open(&cluster).await;
+    let mut bytes = EMPTY.repeat(ASKED);
+    put_frame(&mut bytes, &frame(1, exists(&["k"]))).expect("short");
+    lane.say(&bytes).await;
+    let (mut signs, mut answered) = (0, false);
+    while signs == 0 || !answered {
+        match lane.next::<MasterFrame>().await {
+            Some(Frame::Empty) => signs += 1,
+            Some(Frame::Message(answer)) => answered = answer.request_id == 1,
+            None => panic!("the lane has ended"),
+        }
+    }
+    assert!(signs < ASKED / 16, "{signs} of {ASKED}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_that_does_not_finish_its_greeting_is_cut_off() {
     let cluster = Cluster::start(config());
     for said in [&MAGIC[..3], &MAGIC[..], b"LAYERCK1\x20\0"] {
