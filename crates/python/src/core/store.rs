@@ -178,7 +178,7 @@ impl StoreCore {
 
     /// Waits for a future on the calling thread, which must not hold the interpreter lock.
     pub(crate) fn block<T>(&self, future: impl Future<Output = T>) -> T {
-        self.handle.block_on(future)
+        self.link.block_on(&self.handle, future)
     }
 
     pub(crate) fn handle(&self) -> &Handle {

@@ -30,7 +30,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::codec::{Outgoing, decode_body};
-use super::lane::{Offer, Writer};
+use super::drive::drives;
+use super::lane::{Lane, Offer};
 use super::outbox::{Chore, Outbox};
 use super::types::Life;
 
@@ -73,7 +74,7 @@ pub(super) type Frames = mpsc::Receiver<Outgoing>;
 /// What carries frames to the master.
 pub(super) enum Carrier {
     Grpc(mpsc::Sender<Outgoing>),
-    Lane(Arc<Writer>),
+    Lane(Arc<Lane>),
 }
 
 impl Carrier {
@@ -95,8 +96,8 @@ impl Carrier {
                     .map_err(|_| AskError::Elapsed)?
                     .map_err(|_| BROKEN),
             },
-            Self::Lane(writer) => loop {
-                match writer.offer(&frame) {
+            Self::Lane(lane) => loop {
+                match lane.writer.offer(&frame) {
                     Ok(()) => return Ok(()),
                     Err(Offer::Broken) => return Err(BROKEN),
                     Err(Offer::Refused(error)) => {
@@ -105,10 +106,10 @@ impl Carrier {
                     }
                     Err(Offer::Full) => {}
                 }
-                let room = writer.room();
+                let room = lane.writer.room();
                 tokio::pin!(room);
                 room.as_mut().enable();
-                match writer.offer(&frame) {
+                match lane.writer.offer(&frame) {
                     Err(Offer::Full) => timeout_at(deadline, room)
                         .await
                         .map_err(|_| AskError::Elapsed)?,
@@ -219,8 +220,18 @@ impl Connection {
         }
     }
 
-    pub(super) fn uses_lane(&self) -> bool {
-        matches!(self.wires.carrier, Carrier::Lane(_))
+    /// The lane that carries it, if it is not gRPC.
+    pub(super) fn lane(&self) -> Option<&Lane> {
+        match &self.wires.carrier {
+            Carrier::Lane(lane) => Some(lane),
+            Carrier::Grpc(_) => None,
+        }
+    }
+
+    /// Whether calls wait for answers.
+    pub(super) fn is_waited_for(&self) -> bool {
+        let pending = self.wires.pending.lock();
+        pending.as_ref().is_some_and(|calls| !calls.is_empty())
     }
 
     /// Sends a request and waits for its answer.
@@ -261,6 +272,11 @@ impl Connection {
         waiting.handed_over = true;
         if !self.swept.load(Ordering::Relaxed) && !self.swept.swap(true, Ordering::AcqRel) {
             self.asked.notify_one();
+        }
+        if let Some(lane) = self.lane()
+            && !drives(self.wires.client)
+        {
+            lane.reader.call_back();
         }
         match (&mut waiting.answer).await {
             Ok(Ok(answer)) => {

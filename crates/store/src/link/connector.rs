@@ -13,6 +13,21 @@ pub trait Connector: Clone + Send + Sync + 'static {
 
     /// Connects to `host:port`. The link drops the future when its connect deadline is over.
     fn connect(&self, address: &str) -> impl Future<Output = io::Result<Self::Io>> + Send;
+
+    /// What a connection is. For one that is a socket of the system's, callers that block wait at the socket
+    /// itself.
+    fn opened(io: Self::Io) -> io::Result<Opened<Self::Io>> {
+        Ok(Opened::Stream(io))
+    }
+}
+
+/// What a connection is.
+#[derive(Debug)]
+pub enum Opened<Io> {
+    /// A socket, taken off the runtime.
+    Socket(std::net::TcpStream),
+    /// Some other stream.
+    Stream(Io),
 }
 
 /// Plain TCP without delay for small messages.
@@ -26,5 +41,9 @@ impl Connector for TcpConnector {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
+    }
+
+    fn opened(io: TcpStream) -> io::Result<Opened<TcpStream>> {
+        io.into_std().map(Opened::Socket)
     }
 }

@@ -30,7 +30,7 @@ use tonic::{Code, Streaming};
 use super::codec::{LinkCodec, encode_body};
 use super::connection::{Carrier, Connection, Frames, Request, Response, Wires};
 use super::connector::Connector;
-use super::lane;
+use super::lane::{self, Lane};
 use super::proofs::Proofs;
 use super::shared::Shared;
 use super::sniff::{FirstBytes, Sniffed};
@@ -53,8 +53,8 @@ pub(super) struct Established {
 
 /// What the master says.
 pub(super) enum Inbound {
-    Grpc(Streaming<wire::MasterFrame>),
-    Lane(lane::Reader, Arc<lane::Writer>),
+    Grpc(Box<Streaming<wire::MasterFrame>>),
+    Lane(Arc<Lane>),
 }
 
 /// One attempt.
@@ -143,15 +143,15 @@ async fn greet<C: Connector>(
     } else {
         None
     };
-    let (wires, mut inbound, id) = if let Some((writer, reader)) = lane {
-        let carrier = Carrier::Lane(Arc::clone(&writer));
+    let (wires, mut inbound, id) = if let Some(lane) = lane {
+        let carrier = Carrier::Lane(Arc::clone(&lane));
         let (wires, id) = say_join(shared, carrier).await?;
-        (wires, Inbound::Lane(reader, writer), id)
+        (wires, Inbound::Lane(lane), id)
     } else {
         let (carrier, frames) = Carrier::grpc();
         let (wires, id) = say_join(shared, carrier).await?;
         let inbound = open_stream(shared, &channel, &ticket, frames).await?;
-        (wires, Inbound::Grpc(inbound), id)
+        (wires, Inbound::Grpc(Box::new(inbound)), id)
     };
     let joined = joined(shared, id, &mut inbound).await?;
     let term = Term(joined.term);
@@ -168,10 +168,7 @@ async fn greet<C: Connector>(
 }
 
 /// A lane, if there is a way. It has half the time of the attempt, so that gRPC has the other.
-async fn open_lane<C: Connector>(
-    shared: &Shared,
-    connector: &C,
-) -> Option<(Arc<lane::Writer>, lane::Reader)> {
+async fn open_lane<C: Connector>(shared: &Shared, connector: &C) -> Option<Arc<Lane>> {
     let within = shared.config.timeouts.connect / 2;
     let opened = tokio::time::timeout(within, lane::open(shared, connector)).await;
     let opened = opened.unwrap_or_else(|_| {
@@ -260,11 +257,11 @@ async fn joined(
                 .message()
                 .await
                 .map_err(|status| shared.status_error(&status))?,
-            Inbound::Lane(reader, writer) => tokio::select! {
-                frame = reader.message() => {
+            Inbound::Lane(lane) => tokio::select! {
+                frame = lane.reader.message() => {
                     frame.map_err(|error| shared.unreachable(error.to_string()))?
                 }
-                error = writer.run() => return Err(shared.unreachable(error.to_string())),
+                error = lane.writer.run() => return Err(shared.unreachable(error.to_string())),
             },
         };
         let frame: wire::MasterFrame =

@@ -25,12 +25,14 @@ mod config;
 mod connection;
 mod connector;
 mod doubts;
+mod drive;
 mod greet;
 mod joined;
 mod keys;
 mod lane;
 mod members;
 mod outbox;
+mod parker;
 mod proofs;
 mod shared;
 mod sniff;
@@ -40,7 +42,7 @@ mod tools;
 mod types;
 
 pub use config::{Backoff, LinkConfig, Timeouts};
-pub use connector::{Connector, TcpConnector};
+pub use connector::{Connector, Opened, TcpConnector};
 pub use types::{
     CommandId, Existence, Exists, GetsStarted, Life, LinkState, NodeEvent, ObjectDetail,
     ObjectPage, PutsStarted, Renewed, SessionEvent, StartOptions,
@@ -136,7 +138,7 @@ impl MasterLink {
 
     /// Whether the link is up, and over a framed lane; else it is down, or over gRPC.
     pub fn uses_lane(&self) -> bool {
-        matches!(self.shared().status(), Status::Up(connection) if connection.uses_lane())
+        matches!(self.shared().status(), Status::Up(connection) if connection.lane().is_some())
     }
 
     /// The namespace of the keys in this handle's calls.

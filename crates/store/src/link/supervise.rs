@@ -18,6 +18,7 @@ use super::config::Backoff;
 use super::connection::{AskError, Connection, Request, Response};
 use super::connector::Connector;
 use super::greet::{Established, Inbound, establish};
+use super::lane::Takes;
 use super::outbox::Chore;
 use super::shared::{Shared, Status};
 use super::types::{CommandId, LinkState, NodeEvent, SessionEvent};
@@ -121,21 +122,39 @@ async fn read(shared: &Shared, connection: &Connection, inbound: Inbound) -> Sto
                 Err(status) => return shared.status_error(&status),
             }
         },
-        Inbound::Lane(mut reader, writer) => {
-            let arrived = |frame: wire::MasterFrame| match frame.response {
-                // About the lane, not about a request.
-                Some(Response::Error(error)) if frame.request_id == 0 => Err(error.detail),
-                _ => {
-                    arrived(shared, connection, frame);
-                    Ok(())
-                }
-            };
+        Inbound::Lane(lane) => {
+            let arrivals = Arrivals { shared, connection };
+            let timeouts = &shared.config.timeouts;
             let reason = tokio::select! {
-                reason = reader.read(&writer, &shared.config.timeouts, arrived) => reason,
-                error = writer.run() => error.to_string(),
+                biased;
+                reason = lane.reader.read(&lane.writer, timeouts, &arrivals) => reason,
+                error = lane.writer.run() => error.to_string(),
             };
             shared.unreachable(reason)
         }
+    }
+}
+
+/// What comes in over a lane, whoever reads it.
+pub(super) struct Arrivals<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) connection: &'a Connection,
+}
+
+impl Takes for Arrivals<'_> {
+    fn take(&self, frame: wire::MasterFrame) -> Result<(), String> {
+        match frame.response {
+            // About the lane, not about a request.
+            Some(Response::Error(error)) if frame.request_id == 0 => Err(error.detail),
+            _ => {
+                arrived(self.shared, self.connection, frame);
+                Ok(())
+            }
+        }
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.connection.is_waited_for()
     }
 }
 

@@ -19,7 +19,7 @@ use crate::common::{
     key,
 };
 
-fn config(master: SocketAddr) -> LinkConfig {
+pub(crate) fn config(master: SocketAddr) -> LinkConfig {
     LinkConfig {
         backoff: Backoff {
             first: Duration::from_millis(5),
@@ -29,7 +29,7 @@ fn config(master: SocketAddr) -> LinkConfig {
     }
 }
 
-async fn connected(config: LinkConfig) -> MasterLink {
+pub(crate) async fn connected(config: LinkConfig) -> MasterLink {
     MasterLink::connect(config).await.expect("the master is up")
 }
 
@@ -38,7 +38,7 @@ async fn start() -> Cluster {
 }
 
 /// Asks for keys of which every third is there.
-async fn ask(link: &MasterLink, there: &[ObjectKey], name: &str, count: usize) {
+pub(crate) async fn ask(link: &MasterLink, there: &[ObjectKey], name: &str, count: usize) {
     let keys: Vec<_> = (0..count)
         .map(|n| match n % 3 {
             0 => there[n % there.len()].clone(),

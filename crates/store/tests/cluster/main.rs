@@ -3,6 +3,7 @@
 //! `dev_*` are the cases of the same number, `session_*` the rules of range sessions, `client_*` whole
 //! objects. One binary, since linking takes longer than running.
 
+mod blocking;
 mod client_damage;
 mod client_life;
 mod client_nodes;

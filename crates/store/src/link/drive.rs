@@ -1,0 +1,91 @@
+//! Waiting for a future on a thread that may block.
+//!
+//! The thread that waits for the master's answer reads the lane itself (see `lane::reader`), so a call
+//! wakes one thread here, the one that made it, instead of the runtime's and then that one.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use layercake_protocol::ids::ClientId;
+use tokio::runtime::Handle;
+
+use super::MasterLink;
+use super::parker::Parker;
+use super::shared::Status;
+use super::supervise::Arrivals;
+
+thread_local! {
+    /// The member for which this thread polls a future, whose answers it will read when it has to wait.
+    static DRIVEN: Cell<Option<ClientId>> = const { Cell::new(None) };
+}
+
+/// Whether this thread reads the lane of this member while it waits.
+pub(super) fn drives(client: ClientId) -> bool {
+    DRIVEN.get() == Some(client)
+}
+
+/// Puts back what was driven before.
+struct Driven(Option<ClientId>);
+
+impl Driven {
+    fn begin(client: ClientId) -> Self {
+        Self(DRIVEN.replace(Some(client)))
+    }
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        DRIVEN.set(self.0);
+    }
+}
+
+impl MasterLink {
+    /// Waits for a future on this thread, which must be none of the runtime's. As
+    /// [`Handle::block_on`] does, and calls over this link cost a switch of threads less: the thread reads their
+    /// answers itself.
+    pub fn block_on<T>(&self, runtime: &Handle, future: impl Future<Output = T>) -> T {
+        let Ok(parker) = Parker::take() else {
+            // Without a file descriptor to spare there is still the runtime's way.
+            return runtime.block_on(future);
+        };
+        let _entered = runtime.enter();
+        let mut future = pin!(future);
+        let waker = Waker::from(Arc::clone(&parker));
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            parker.reset();
+            let polled = {
+                let _driven = Driven::begin(self.client_id());
+                future.as_mut().poll(&mut cx)
+            };
+            if let Poll::Ready(done) = polled {
+                drop(waker);
+                parker.keep();
+                return done;
+            }
+            while !parker.is_woken() {
+                self.wait(&parker);
+            }
+        }
+    }
+
+    /// Waits until the parker is woken, or for no reason.
+    fn wait(&self, parker: &Arc<Parker>) {
+        let shared = self.shared();
+        if let Status::Up(connection) = shared.status()
+            && let Some(lane) = connection.lane()
+            && connection.is_waited_for()
+        {
+            let arrivals = Arrivals {
+                shared,
+                connection: &connection,
+            };
+            if lane.reader.wait(parker, &arrivals) {
+                return;
+            }
+        }
+        parker.park();
+    }
+}

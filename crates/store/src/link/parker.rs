@@ -1,0 +1,136 @@
+//! A thread that waits: parked, or in a look at a socket.
+//!
+//! Its waker ends either wait. `state` says which it is, so that a wake-up costs a system call only if the
+//! thread does wait, and the right one.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Wake;
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, read, write};
+
+const RUNS: u8 = 0;
+const WOKEN: u8 = 1;
+const PARKED: u8 = 2;
+const POLLS: u8 = 3;
+
+/// Nothing is waited for without another look from time to time.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// This thread's, while it is not in use.
+    static IDLE: Cell<Option<Arc<Parker>>> = const { Cell::new(None) };
+}
+
+/// See the module's text. Only its own thread waits.
+#[derive(Debug)]
+pub(super) struct Parker {
+    state: AtomicU8,
+    thread: Thread,
+    wakes: OwnedFd,
+}
+
+impl Parker {
+    /// One for this thread.
+    pub(super) fn take() -> io::Result<Arc<Self>> {
+        if let Some(idle) = IDLE.take() {
+            return Ok(idle);
+        }
+        Ok(Arc::new(Self {
+            state: AtomicU8::new(RUNS),
+            thread: thread::current(),
+            wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        }))
+    }
+
+    /// Keeps it for this thread's next time.
+    pub(super) fn keep(self: Arc<Self>) {
+        IDLE.set(Some(self));
+    }
+
+    /// Forgets that it was woken.
+    pub(super) fn reset(&self) {
+        self.state.swap(RUNS, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_woken(&self) -> bool {
+        self.state.load(Ordering::Acquire) == WOKEN
+    }
+
+    /// Begins to wait; `false`: it was woken before.
+    fn begin(&self, how: u8) -> bool {
+        let begun = self
+            .state
+            .compare_exchange(RUNS, how, Ordering::AcqRel, Ordering::Acquire);
+        begun.is_ok()
+    }
+
+    fn end(&self, how: u8) {
+        // If it was woken meanwhile, it stays so.
+        let _ = self
+            .state
+            .compare_exchange(how, RUNS, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Waits until it is woken or called, or for no reason.
+    pub(super) fn park(&self) {
+        if self.begin(PARKED) {
+            thread::park_timeout(LOOK_AGAIN);
+            self.end(PARKED);
+        }
+    }
+
+    /// Has a parked one look around without being woken.
+    pub(super) fn call(&self) {
+        self.thread.unpark();
+    }
+
+    /// Waits until the socket has something to read (`true`), it is woken, or for no reason.
+    pub(super) fn poll(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        if !self.begin(POLLS) {
+            return Ok(false);
+        }
+        let mut fds = [
+            PollFd::from_borrowed_fd(socket, PollFlags::IN),
+            PollFd::new(&self.wakes, PollFlags::IN),
+        ];
+        let look_again = Timespec::try_from(LOOK_AGAIN).ok();
+        let polled = poll(&mut fds, look_again.as_ref());
+        self.end(POLLS);
+        match polled {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        let [socket, wakes] = fds;
+        if !wakes.revents().is_empty() {
+            let mut count = [0; 8];
+            // Only whether there were any counts, and that the next poll begins anew.
+            let _ = read(&self.wakes, &mut count);
+        }
+        Ok(!socket.revents().is_empty())
+    }
+}
+
+impl Wake for Parker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        match self.state.swap(WOKEN, Ordering::AcqRel) {
+            PARKED => self.thread.unpark(),
+            POLLS => {
+                // It can only fail when the count is at its limit, and then the thread is being woken.
+                let _ = write(&self.wakes, &1_u64.to_ne_bytes());
+            }
+            _ => {}
+        }
+    }
+}
