@@ -93,7 +93,7 @@ async fn a_removal_finds_no_lease_of_a_session_that_was_released_before() {
     let cluster = Spec::new(Via::Local).lease(LEASE).start().await;
     let client = cluster.client().await;
     for round in 0..32 {
-        let keys: Vec<_> = (0..4).map(|n| key(&format!("{round}/{n}"))).collect();
+        let keys: Vec<_> = (0..4).map(|n| key(format!("{round}/{n}"))).collect();
         for key in &keys {
             client.store(key, &pattern(round, KIB)).await;
         }
