@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Node(node::Options),
     /// Replay a trace of requests against the store, and check every byte
     Replay(replay::Options),
-    /// Replay a made-up sample workload on a small cluster of its own
+    /// Compute prompts with a small model, save them, load them in another engine, and compare every bit
     Demo(demo::Options),
     /// Write a made-up sample trace to standard output
     Workload(workload::Options),
@@ -53,6 +53,9 @@ pub(crate) enum Command {
     /// One client process of a replay
     #[command(hide = true)]
     ReplayWorker(replay::worker::Options),
+    /// One engine process of a demo
+    #[command(hide = true)]
+    DemoEngine(demo::worker::Options),
 }
 
 /// Reads the command line. An error is one line and the exit code; help goes to standard output.

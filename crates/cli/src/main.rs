@@ -58,5 +58,6 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Doctor(options) => cmd::doctor::execute(options),
         Command::Config(options) => cmd::config::execute(options, &sources),
         Command::ReplayWorker(options) => cmd::replay::worker::execute(options, &sources),
+        Command::DemoEngine(options) => cmd::demo::worker::execute(options, &sources),
     }
 }

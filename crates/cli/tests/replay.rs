@@ -170,21 +170,59 @@ fn the_trace_may_come_through_a_pipe_and_at_its_own_pace() {
 }
 
 #[test]
-fn the_demo_runs_and_draws() {
-    let scene = Scene::with_trace("");
+fn the_connector_finds_what_sessions_find() {
+    let scene = Scene::workload(150, 7);
+    let expected = scene.expected();
     let said = run(&format!(
-        "demo --requests 60 --json --out {}",
-        scene.folder.path().display()
+        "replay {} {LAYERS} --connector --json",
+        scene.trace.display()
     ))
     .ok();
+    let report = said.json();
     assert_fields(
-        &said.json(),
+        &report,
         &[
-            ("requests", 60),
+            ("requests", expected.requests),
+            ("blocks", expected.blocks),
+            ("hit_blocks", expected.hits),
+            ("saved_blocks", expected.blocks - expected.hits),
             ("mismatches", 0),
             ("failed_requests", 0),
-            ("nodes", 2),
+            ("lost_after_lookup", 0),
         ],
     );
-    assert!(scene.file("layercake-demo.svg").exists());
+    let keys = report["keys_queried"].as_u64().expect("a number");
+    assert!(keys >= expected.hits, "{keys}");
+    assert!(keys <= expected.hits + 64 * expected.requests, "{keys}");
+}
+
+#[test]
+fn the_connector_and_sessions_read_each_other_s_blocks() {
+    let scene = Scene::workload(20, 5);
+    let expected = scene.expected();
+    for (first, second) in [("", "--connector"), ("--connector", "")] {
+        let cluster = Cluster::start(1, "16MiB", "");
+        let replay = |how: &str| {
+            let trace = scene.trace.display();
+            let to = format!("--master {} --run-name shared", cluster.address);
+            run(&format!("replay {trace} {LAYERS} {to} {how} --json"))
+                .ok()
+                .json()
+        };
+        assert_fields(&replay(first), &[("hit_blocks", expected.hits)]);
+        let all = [("hit_blocks", expected.blocks), ("mismatches", 0)];
+        assert_fields(&replay(second), &all);
+    }
+}
+
+#[test]
+fn a_node_that_dies_costs_the_connector_hits_and_no_request() {
+    let scene = Scene::workload(60, 2);
+    let said = run(&format!(
+        "replay {} {LAYERS} --connector --nodes 2 --kill-node-after 20 --json",
+        scene.trace.display()
+    ))
+    .ok();
+    let fields = [("requests", 60), ("mismatches", 0), ("lost_nodes", 1)];
+    assert_fields(&said.json(), &fields);
 }

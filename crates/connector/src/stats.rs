@@ -17,8 +17,10 @@ pub enum MissReason {
     OtherFingerprint,
     /// The lease ended before the bytes had arrived.
     Lease,
-    /// The node that holds it could not be reached, or the bytes did not fit their checksum.
+    /// The node that holds it could not be reached.
     Peer,
+    /// The bytes did not fit their checksum.
+    Damaged,
     /// The master could not be asked.
     Master,
     /// No answer in time.
@@ -108,13 +110,14 @@ impl Counter {
 
 impl MissReason {
     /// All reasons.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::NeverStored,
         Self::Evicted,
         Self::InProgress,
         Self::OtherFingerprint,
         Self::Lease,
         Self::Peer,
+        Self::Damaged,
         Self::Master,
         Self::TimeOut,
         Self::DoesNotPay,
@@ -130,6 +133,7 @@ impl MissReason {
             Self::OtherFingerprint => "other_fingerprint",
             Self::Lease => "lease",
             Self::Peer => "peer",
+            Self::Damaged => "damaged",
             Self::Master => "master",
             Self::TimeOut => "time_out",
             Self::DoesNotPay => "does_not_pay",
@@ -167,6 +171,6 @@ mod tests {
         for (count, reason) in (1..).zip(MissReason::ALL) {
             assert_eq!(stats.missed(reason), count, "{}", reason.name());
         }
-        assert_eq!(stats.lookups, 10);
+        assert_eq!(stats.lookups, 11);
     }
 }

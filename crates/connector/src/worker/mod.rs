@@ -14,6 +14,7 @@
 
 mod board;
 mod caches;
+mod observer;
 mod plan;
 mod queue;
 mod reads;
@@ -21,6 +22,8 @@ mod receiver;
 mod sender;
 mod shared;
 mod staging;
+
+pub use self::observer::{LayerTransfer, TransferObserver};
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -152,6 +155,20 @@ impl StoreWorker {
     /// Objects that are being saved, and those that are being read.
     pub fn open_sessions(&self) -> (usize, usize) {
         self.shared.tracker(|tracker| tracker.open_sessions())
+    }
+
+    /// Tells `observer` about every transfer of a layer from here on. The first one stays.
+    pub fn observe(&self, observer: Arc<dyn TransferObserver>) {
+        // A second one is not told: it is the caller's to have one.
+        self.shared.observer.set(observer).ok();
+    }
+
+    /// Waits until one of the requests that end has no save under way any more, but no longer than this:
+    /// for an engine that has nothing to compute until then.
+    pub fn wait_for_ends(&self, at_most: Duration) {
+        if !self.ending.is_empty() {
+            self.shared.wait_any_settled(&self.ending, at_most);
+        }
     }
 
     /// Saves what was handed over and ends the tasks. Waits for both as long as `deadline`.

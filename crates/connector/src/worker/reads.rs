@@ -122,6 +122,7 @@ impl Call {
                 });
             }
         }
+        shared.observed(self.layer, false, self.rows.len(), self.begun);
         Done {
             layer: self.layer,
             rows: self.rows,

@@ -347,6 +347,7 @@ fn reason(error: &StoreError) -> MissReason {
         StoreError::Refused(Refusal::NotReady | Refusal::InProgress) => MissReason::InProgress,
         StoreError::Refused(Refusal::LeaseExpired) => MissReason::Lease,
         StoreError::FingerprintMismatch { .. } => MissReason::OtherFingerprint,
+        StoreError::ChecksumMismatch { .. } => MissReason::Damaged,
         StoreError::MasterUnreachable { .. }
         | StoreError::NotAMaster { .. }
         | StoreError::Closed => MissReason::Master,

@@ -215,6 +215,7 @@ impl Sender {
         });
         let begun = Instant::now();
         let written = self.shared.store.write_ranges(writes.collect()).await;
+        self.shared.observed(layer, true, rows.len(), begun);
         let mut failed = Vec::new();
         for (at, &row) in rows.iter().enumerate() {
             let key = &step.rows[row].key;

@@ -2,7 +2,8 @@
 //!
 //! Each lock is held for a few instructions, never across an await and never while another is taken.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::fingerprint::Fingerprint;
@@ -12,6 +13,7 @@ use layercake_store::StoreClient;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
+use super::observer::{LayerTransfer, TransferObserver};
 use crate::audit::Audit;
 use crate::batcher::Batcher;
 use crate::contract::{ComputeEvent, RequestId};
@@ -35,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) fanout: Mutex<FanOut>,
     pub(crate) loads: Mutex<Batcher>,
     pub(crate) saves: Mutex<Batcher>,
+    pub(crate) observer: OnceLock<Arc<dyn TransferObserver>>,
     tracker: Mutex<Tracker<ObjectKey>>,
     settled: Condvar,
 }
@@ -60,6 +63,7 @@ impl Shared {
             place,
             counters: Counters::default(),
             audit,
+            observer: OnceLock::new(),
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
         }
@@ -70,6 +74,22 @@ impl Shared {
     pub(crate) fn prefix_index(&self, block: u32) -> u32 {
         let (ranks, rank) = self.place;
         block.saturating_mul(ranks).saturating_add(rank)
+    }
+
+    /// A layer of so many rows has been moved.
+    pub(crate) fn observed(&self, layer: usize, save: bool, rows: usize, begun: Instant) {
+        let Some(observer) = self.observer.get() else {
+            return;
+        };
+        if let Some(layer) = self.layout.physical_layer(layer) {
+            observer.transferred(&LayerTransfer {
+                layer,
+                save,
+                rows,
+                begun,
+                took: begun.elapsed(),
+            });
+        }
     }
 
     pub(crate) fn tracker<T>(&self, f: impl FnOnce(&mut Tracker<ObjectKey>) -> T) -> T {
@@ -95,6 +115,20 @@ impl Shared {
             }
         }
         true
+    }
+
+    /// Waits until no save of one of these requests is under way, but no longer than this.
+    pub(crate) fn wait_any_settled(&self, requests: &BTreeSet<RequestId>, at_most: Duration) {
+        let until = Instant::now() + at_most;
+        let mut tracker = self.tracker.lock();
+        while requests
+            .iter()
+            .all(|request| tracker.unsettled(request) > 0)
+        {
+            if self.settled.wait_until(&mut tracker, until).timed_out() {
+                return;
+            }
+        }
     }
 }
 

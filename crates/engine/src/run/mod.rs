@@ -20,22 +20,22 @@ use layercake_connector::contract::{Absorbed, RequestId, SchedulerSide, WorkerSi
 use layercake_connector::options::Options;
 use layercake_connector::scheduler::StoreScheduler;
 use layercake_connector::stats::ConnectorStats;
-use layercake_connector::worker::StoreWorker;
+use layercake_connector::worker::{StoreWorker, TransferObserver};
 use layercake_store::StoreClient;
 use layercake_transport::Engine as Transport;
 use tokio::runtime::Handle;
 
 use self::rank::{Parts, Rank, Work};
-use self::timeline::Span;
+use self::timeline::{Observers, Span, Timeline};
 use crate::cache::PagedCache;
 use crate::error::EngineError;
 use crate::model::{LogitsDigest, ModelConfig, RankModel};
 use crate::parallel;
 use crate::scheduler::{Ended, Limits, Link, Scheduler};
 
-/// How long an engine that has nothing to compute waits for a look-up before it asks its workers again
-/// whether saves are over.
-const IDLE: Duration = Duration::from_millis(1);
+/// How long an engine that has nothing to compute waits for a look-up, or for saves, before it looks for
+/// the other.
+pub(crate) const IDLE: Duration = Duration::from_millis(1);
 
 /// What an engine is.
 #[derive(Clone, Debug)]
@@ -56,6 +56,8 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// The least time that a layer takes to compute, for the study of overlap.
     pub layer_time: Duration,
+    /// Whether the first rank keeps a record of its time; see [`Engine::take_spans`].
+    pub timeline: bool,
 }
 
 impl EngineConfig {
@@ -70,6 +72,7 @@ impl EngineConfig {
             sequences: 16,
             prefix_caching: true,
             layer_time: Duration::ZERO,
+            timeline: false,
         }
     }
 }
@@ -85,6 +88,8 @@ pub struct StoreLink {
     pub tenant: String,
     /// Where the connector's tasks run.
     pub runtime: Handle,
+    /// Is told about every transfer of a layer, of all ranks.
+    pub observer: Option<Arc<dyn TransferObserver>>,
 }
 
 /// A request that has ended.
@@ -129,9 +134,8 @@ pub struct Engine {
     ranks: Vec<Rank>,
     runtime: Option<Handle>,
     vocab: u32,
-    step: u64,
     broken: Option<u32>,
-    spans: Vec<Span>,
+    timeline: Option<Timeline>,
     worker_stats: Vec<ConnectorStats>,
 }
 
@@ -193,7 +197,7 @@ impl Engine {
         link: Option<&StoreLink>,
     ) -> Result<Self, EngineError> {
         config.check()?;
-        let start = Instant::now();
+        let timeline = config.timeline.then(|| Timeline::new(Instant::now()));
         let deployment = link.map(|link| config.deployment(&link.tenant));
         let store = link.zip(deployment.as_ref());
         let connector = match store {
@@ -218,6 +222,13 @@ impl Engine {
                     let mut worker =
                         StoreWorker::new(deployment, rank, options, store, &link.runtime)?;
                     worker.register_caches(&cache.registration()?)?;
+                    let observers = Observers {
+                        timeline: timeline.clone().filter(|_| rank == 0),
+                        owner: link.observer.clone(),
+                    };
+                    if observers.timeline.is_some() || observers.owner.is_some() {
+                        worker.observe(Arc::new(observers));
+                    }
                     Some(worker)
                 }
                 None => None,
@@ -228,7 +239,7 @@ impl Engine {
                 port,
                 worker,
                 layer_time: config.layer_time,
-                start,
+                timeline: timeline.clone().filter(|_| rank == 0),
             })?);
         }
         Ok(Self {
@@ -244,9 +255,8 @@ impl Engine {
             ranks,
             runtime: link.map(|link| link.runtime.clone()),
             vocab: config.model.vocab,
-            step: 0,
             broken: None,
-            spans: Vec::new(),
+            timeline,
         })
     }
 
@@ -294,9 +304,13 @@ impl Engine {
         ended.into_iter().map(Completion::from).collect()
     }
 
-    /// What the first rank did since the last call, and when.
+    /// What the first rank did since the last call, and what was moved for it beside; empty without
+    /// [`EngineConfig::timeline`].
     pub fn take_spans(&mut self) -> Vec<Span> {
-        std::mem::take(&mut self.spans)
+        self.timeline
+            .as_ref()
+            .map(Timeline::take)
+            .unwrap_or_default()
     }
 
     /// Counters of the connector's scheduler side, and of each rank's worker side after the last step.
@@ -330,21 +344,19 @@ impl Engine {
             if self.open() == 0 {
                 return Ok(Progress::Idle);
             }
-            if let Some(connector) = &mut self.connector {
+            // The workers wait where saves are under way.
+            if self.scheduler.draining() == 0
+                && let Some(connector) = &mut self.connector
+            {
                 connector.wait(IDLE);
             }
         }
-        self.step += 1;
         let batch = self.scheduler.batch(&plan);
         let metadata = match &mut self.connector {
             Some(connector) => Some(self.scheduler.metadata(&plan, connector)?),
             None => None,
         };
-        let work = Arc::new(Work {
-            step: self.step,
-            batch,
-            metadata,
-        });
+        let work = Arc::new(Work { batch, metadata });
         for rank in &self.ranks {
             rank.begin(&work)?;
         }
@@ -358,7 +370,6 @@ impl Engine {
                 Ok(output) => {
                     if output.rank == 0 {
                         logits = output.logits;
-                        self.spans.extend(output.spans);
                     }
                     results.extend(output.results);
                     let place = self.worker_stats.get_mut(output.rank as usize);

@@ -10,7 +10,8 @@ use layercake_connector::stats::ConnectorStats;
 use layercake_connector::worker::StoreWorker;
 use tokio::runtime::Handle;
 
-use super::timeline::{Activity, Span};
+use super::IDLE;
+use super::timeline::{Activity, Timeline};
 use crate::error::EngineError;
 use crate::model::{BatchItem, LayerHooks, Logits, RankModel};
 use crate::parallel::Port;
@@ -18,7 +19,6 @@ use crate::parallel::Port;
 /// A step's work, the same for all ranks.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) step: u64,
     pub(super) batch: Vec<BatchItem>,
     pub(super) metadata: Option<StepMetadata>,
 }
@@ -30,7 +30,6 @@ pub(super) struct Output {
     pub(super) logits: Vec<Option<Logits>>,
     pub(super) results: Option<WorkerResults>,
     pub(super) stats: Option<ConnectorStats>,
-    pub(super) spans: Vec<Span>,
 }
 
 /// A rank's thread, seen from the engine.
@@ -48,7 +47,7 @@ pub(super) struct Parts {
     pub(super) port: Port,
     pub(super) worker: Option<StoreWorker>,
     pub(super) layer_time: Duration,
-    pub(super) start: Instant,
+    pub(super) timeline: Option<Timeline>,
 }
 
 impl Rank {
@@ -134,24 +133,25 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
     let mut hooks = Hooks {
         worker: parts.worker.as_mut().filter(|_| work.metadata.is_some()),
         layer_time: parts.layer_time,
-        start: parts.start,
-        step: work.step,
-        began: parts.start.elapsed(),
-        spans: Vec::new(),
+        timeline: parts.timeline.as_ref(),
+        began: Instant::now(),
+        spent: Duration::ZERO,
     };
     if let (Some(worker), Some(metadata)) = (&mut hooks.worker, &work.metadata) {
         // This engine computes on the thread that calls: whatever it calls after is done.
         worker.start_load(metadata, HostEvent::done())?;
     }
     let logits = if work.batch.is_empty() {
+        if let Some(worker) = &hooks.worker {
+            worker.wait_for_ends(IDLE);
+        }
         Vec::new()
     } else {
-        hooks.began = parts.start.elapsed();
+        hooks.began = Instant::now();
         parts
             .model
             .forward(&work.batch, &mut parts.port, &mut hooks)?
     };
-    let spans = std::mem::take(&mut hooks.spans);
     let results = match hooks.worker {
         Some(worker) => {
             worker.wait_for_save(HostEvent::done())?;
@@ -166,7 +166,6 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
         logits,
         results,
         stats: parts.worker.as_ref().map(StoreWorker::stats),
-        spans,
     })
 }
 
@@ -174,23 +173,23 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
 struct Hooks<'a> {
     worker: Option<&'a mut StoreWorker>,
     layer_time: Duration,
-    start: Instant,
-    step: u64,
+    timeline: Option<&'a Timeline>,
     /// When what goes on now began.
-    began: Duration,
-    spans: Vec<Span>,
+    began: Instant,
+    /// Time for which this layer has been computed.
+    spent: Duration,
 }
 
 impl Hooks<'_> {
+    /// What went on until now was this.
     fn note(&mut self, layer: u32, activity: Activity) {
-        let end = self.start.elapsed();
-        self.spans.push(Span {
-            step: self.step,
-            layer,
-            activity,
-            begin: self.began,
-            end,
-        });
+        let end = Instant::now();
+        if activity == Activity::Compute {
+            self.spent += end - self.began;
+        }
+        if let Some(timeline) = self.timeline {
+            timeline.note(layer, activity, self.began, end);
+        }
         self.began = end;
     }
 }
@@ -202,7 +201,7 @@ impl LayerHooks for Hooks<'_> {
             // What failed comes back with the results; the layer is computed all the same, and what
             // follows from void bytes is thrown away then.
             worker.wait_for_layer(layer)?;
-            self.note(layer, Activity::WaitForLoad);
+            self.note(layer, Activity::Wait);
         }
         Ok(())
     }
@@ -215,15 +214,10 @@ impl LayerHooks for Hooks<'_> {
     }
 
     fn computed(&mut self, layer: u32) {
-        let spent: Duration = self
-            .spans
-            .iter()
-            .filter(|span| span.layer == layer && span.activity == Activity::Compute)
-            .map(|span| span.end.saturating_sub(span.begin))
-            .sum();
-        let spent = spent + self.start.elapsed().saturating_sub(self.began);
+        let spent = self.spent + self.began.elapsed();
         simulate(self.layer_time.saturating_sub(spent));
         self.note(layer, Activity::Compute);
+        self.spent = Duration::ZERO;
     }
 }
 

@@ -133,6 +133,7 @@ impl Cluster {
         StoreLink {
             store: self.client(),
             options: self::options(options),
+            observer: None,
             tenant: "default".to_owned(),
             runtime: self.runtime.handle().clone(),
         }

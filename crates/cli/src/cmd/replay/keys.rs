@@ -7,9 +7,10 @@ use layercake_protocol::key::{Coordinates, KeyForm, KeySchema, ObjectKey, Parall
 use layercake_protocol::layout::ObjectLayout;
 
 /// Tokens of a block in the traces.
-const BLOCK_TOKENS: u32 = 512;
+pub(crate) const BLOCK_TOKENS: u32 = 512;
 
-const MODEL: &str = "replay";
+/// The model of all runs.
+pub(crate) const MODEL: &str = "replay";
 
 /// Makes the keys of one run.
 #[derive(Clone, Debug)]

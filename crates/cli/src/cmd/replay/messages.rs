@@ -33,6 +33,10 @@ pub(crate) struct Setup {
     pub(crate) run: String,
     /// Bytes that a worker may stage for one layer.
     pub(crate) staging_bytes: u64,
+    /// Blocks of the longest request.
+    pub(crate) most_blocks: u64,
+    /// Go through the connector.
+    pub(crate) connector: bool,
 }
 
 /// One request of the trace.
@@ -63,6 +67,8 @@ pub(crate) struct Done {
     pub(crate) index: usize,
     /// Blocks of its prompt.
     pub(crate) blocks: u64,
+    /// Keys that the master was asked for.
+    pub(crate) keys_queried: u64,
     /// Blocks of its prefix that the look-up promised.
     pub(crate) found_blocks: u64,
     /// Blocks of its prefix that were loaded, and held what they must.

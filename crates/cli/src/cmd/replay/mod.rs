@@ -4,11 +4,13 @@
 //! - `cluster`, `embedded`: the processes, and what they make up.
 //! - `workers`, `run`, `messages`: giving requests out and taking answers.
 //! - `worker`, `request`, `staging`, `keys`, `pattern`: one client process and what it does with a request.
+//! - `connector`: the same through the connector, as an engine would.
 //! - `histogram`, `report`, `plot`: what comes out.
 //! - `workload`: a trace of our own.
 
-mod cluster;
-mod embedded;
+pub(crate) mod cluster;
+mod connector;
+pub(crate) mod embedded;
 mod histogram;
 mod keys;
 mod messages;
@@ -146,7 +148,7 @@ fn read_trace(path: &Path, strict: bool) -> Result<Trace> {
 }
 
 /// The effective values as flags for the processes that this one starts.
-fn child_flags(resolved: &crate::config::Resolved) -> ChildFlags {
+pub(crate) fn child_flags(resolved: &crate::config::Resolved) -> ChildFlags {
     let mut flags = ChildFlags::default();
     for entry in &resolved.entries {
         let setting = entry.setting;
@@ -164,11 +166,11 @@ fn child_flags(resolved: &crate::config::Resolved) -> ChildFlags {
 }
 
 #[derive(Debug, Default)]
-struct ChildFlags {
+pub(crate) struct ChildFlags {
     /// What every program takes.
-    common: Vec<String>,
+    pub(crate) common: Vec<String>,
     /// And what those take that move bytes.
-    all: Vec<String>,
+    pub(crate) all: Vec<String>,
 }
 
 struct Replay<'a> {
@@ -309,6 +311,8 @@ impl Replay<'_> {
                 geometry: self.geometry.to_string(),
                 run: self.run_name.clone(),
                 staging_bytes: STAGING_BYTES,
+                most_blocks: self.trace.most_blocks(),
+                connector: self.options.connector,
             };
             let line =
                 serde_json::to_string(&ToWorker::Setup(setup)).context("can't write the setup")?;

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     pub(crate) run: RunOptions,
 }
 
-/// What `replay` and `demo` share.
+/// What a replay does.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RunOptions {
     /// Layers of the model, each with the entries of --entry-bytes; default: 8 layers of 1024,1024
@@ -74,6 +74,9 @@ pub(crate) struct RunOptions {
     /// default: a new name each time
     #[arg(long, value_name = "NAME")]
     pub(crate) run_name: Option<String>,
+    /// Go through the connector, as an engine does, instead of using the store's sessions directly
+    #[arg(long)]
+    pub(crate) connector: bool,
     /// Refuse a malformed line of the trace instead of skipping it
     #[arg(long)]
     pub(crate) strict: bool,

@@ -30,7 +30,7 @@ const MOST_SESSIONS: u64 = 256;
 const LOOKUP_WINDOW: usize = 128;
 
 /// Works requests off, one at a time.
-pub(crate) struct Requests {
+pub(crate) struct SessionRequests {
     client: StoreClient,
     layout: ObjectLayout,
     keys: BlockKeys,
@@ -47,7 +47,7 @@ struct Saving {
     trouble: Option<StoreError>,
 }
 
-impl Requests {
+impl SessionRequests {
     pub(crate) fn new(
         client: StoreClient,
         engine: &Engine,
@@ -87,6 +87,7 @@ impl Requests {
             }
         };
         done.found_blocks = found.blocks as u64;
+        done.keys_queried = found.keys_queried;
         let epoch = found.epoch;
 
         let mut at = 0;

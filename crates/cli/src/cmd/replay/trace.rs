@@ -135,6 +135,12 @@ impl Trace {
         &self.ids[self.requests[request].blocks.clone()]
     }
 
+    /// Blocks of the longest request.
+    pub(crate) fn most_blocks(&self) -> u64 {
+        let lens = self.requests.iter().map(|place| place.blocks.len());
+        lens.max().unwrap_or(0) as u64
+    }
+
     /// When a request came, from the trace's start.
     pub(crate) fn at(&self, request: usize) -> Duration {
         self.requests[request].at

@@ -17,9 +17,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::connector::ConnectorRequests;
 use super::keys::BlockKeys;
-use super::messages::{FromWorker, Moved, Setup, ToWorker};
-use super::request::Requests;
+use super::messages::{Done, FromWorker, Measured, Moved, Request, Setup, ToWorker};
+use super::request::SessionRequests;
 use crate::config::programs::{Common, TransportSettings};
 use crate::config::{Flags, Settings as _, Sources};
 use crate::connect::{self, Trust};
@@ -117,7 +118,7 @@ async fn work(commands: &mut Commands, transport: &TransportSettings, trust: &Tr
                 output::print_json(&FromWorker::Done(done))?;
             }
             ToWorker::Finish => {
-                let mut measured = std::mem::take(&mut worker.requests.measured);
+                let mut measured = std::mem::take(worker.requests.measured());
                 measured.transports = moved(&engine.stats());
                 output::print_json(&FromWorker::Finished(measured))?;
                 break;
@@ -127,6 +128,29 @@ async fn work(commands: &mut Commands, transport: &TransportSettings, trust: &Tr
     worker.leave().await;
     engine.shutdown(LEAVE_WITHIN);
     Ok(())
+}
+
+/// How requests are worked off.
+enum Requests {
+    Sessions(Box<SessionRequests>),
+    Connector(Box<ConnectorRequests>),
+}
+
+impl Requests {
+    async fn run(&mut self, request: &Request) -> Result<Done> {
+        match self {
+            Self::Sessions(requests) => requests.run(request).await,
+            // Waits as an engine's thread does, each time with a deadline.
+            Self::Connector(requests) => tokio::task::block_in_place(|| requests.run(request)),
+        }
+    }
+
+    fn measured(&mut self) -> &mut Measured {
+        match self {
+            Self::Sessions(requests) => &mut requests.measured,
+            Self::Connector(requests) => &mut requests.measured,
+        }
+    }
 }
 
 struct Worker {
@@ -148,7 +172,14 @@ impl Worker {
         };
         let client = StoreClient::new(&link, engine.clone(), config)?;
         let keys = BlockKeys::new(&setup.tenant, &setup.run, &layout)?;
-        let requests = Requests::new(client.clone(), engine, layout, keys, setup.staging_bytes)?;
+        let requests = if setup.connector {
+            let requests = ConnectorRequests::new(setup, &layout, &client, engine)?;
+            Requests::Connector(Box::new(requests))
+        } else {
+            let staging = setup.staging_bytes;
+            let requests = SessionRequests::new(client.clone(), engine, layout, keys, staging)?;
+            Requests::Sessions(Box::new(requests))
+        };
         Ok(Self {
             link,
             client,
@@ -157,7 +188,11 @@ impl Worker {
     }
 
     async fn leave(self) {
-        drop(self.requests);
+        if let Requests::Connector(requests) = self.requests
+            && let Err(error) = requests.close(LEAVE_WITHIN).await
+        {
+            tracing::debug!(%error, "the connector did not end in order");
+        }
         if let Err(error) = self.client.close(LEAVE_WITHIN).await {
             tracing::debug!(%error, "the client did not close in order");
         }
