@@ -221,7 +221,7 @@ async fn a_range_that_fails_is_its_blocks_matter_alone() {
     let absorbed = rig.scheduler.absorb(&[results]);
     assert_eq!(absorbed.failed, ["d".into()]);
     assert_eq!(rig.right(&table, &hashes), [true, true, false, true]);
-    assert_eq!(rig.ranks[0].worker.stats().missed(MissReason::Peer), 1);
+    assert_eq!(rig.ranks[0].worker.stats().missed(MissReason::Damaged), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
