@@ -107,26 +107,24 @@ impl GetStartAnswer {
     pub fn decode(response: wire::GetStartResponse, keys: usize) -> Result<Self, WireError> {
         aligned("results", response.results.len(), keys)?;
         let mut details = Details::new(Vec::new());
-        let results = response
-            .results
-            .into_iter()
-            .map(|got| {
-                if let Some(refusal) = details.next("results.refusal", got.refusal)? {
-                    return Ok(Err(refusal));
-                }
-                if got.size == 0 {
-                    return Err(WireError::Missing {
-                        field: "results.size",
-                    });
-                }
-                Ok(Ok(GetStarted {
-                    size: got.size,
-                    replicas: decode_replicas(got.replicas)?,
-                    fingerprint: decode_fingerprint(&got.fingerprint)?,
-                    layout_id: got.layout_id,
-                }))
-            })
-            .collect::<Result<_, WireError>>()?;
+        let mut results = Vec::with_capacity(keys);
+        for got in response.results {
+            if let Some(refusal) = details.next("results.refusal", got.refusal)? {
+                results.push(Err(refusal));
+                continue;
+            }
+            if got.size == 0 {
+                return Err(WireError::Missing {
+                    field: "results.size",
+                });
+            }
+            results.push(Ok(GetStarted {
+                size: got.size,
+                replicas: decode_replicas(got.replicas)?,
+                fingerprint: decode_fingerprint(&got.fingerprint)?,
+                layout_id: got.layout_id,
+            }));
+        }
         Ok(Self {
             results,
             segments: decode_segments(response.segments)?,
@@ -173,27 +171,25 @@ impl PutStartAnswer {
     pub fn decode(response: wire::PutStartResponse, entries: usize) -> Result<Self, WireError> {
         aligned("results", response.results.len(), entries)?;
         let mut details = Details::new(response.details);
-        let results = response
-            .results
-            .into_iter()
-            .map(|put| {
-                if let Some(refusal) = details.next("results.refusal", put.refusal)? {
-                    return Ok(Err(refusal));
-                }
-                let replicas = decode_replicas(put.replicas)?;
-                let generation = Generation(put.generation);
-                if replicas.iter().any(|r| r.generation != generation) {
-                    return Err(invalid(
-                        "results.generation",
-                        format!("{generation}, its replicas have another"),
-                    ));
-                }
-                Ok(Ok(PutStarted {
-                    generation,
-                    replicas,
-                }))
-            })
-            .collect::<Result<_, WireError>>()?;
+        let mut results = Vec::with_capacity(entries);
+        for put in response.results {
+            if let Some(refusal) = details.next("results.refusal", put.refusal)? {
+                results.push(Err(refusal));
+                continue;
+            }
+            let replicas = decode_replicas(put.replicas)?;
+            let generation = Generation(put.generation);
+            if replicas.iter().any(|r| r.generation != generation) {
+                return Err(invalid(
+                    "results.generation",
+                    format!("{generation}, its replicas have another"),
+                ));
+            }
+            results.push(Ok(PutStarted {
+                generation,
+                replicas,
+            }));
+        }
         details.finish()?;
         Ok(Self {
             results,

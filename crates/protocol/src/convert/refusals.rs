@@ -199,11 +199,10 @@ pub fn decode_key_results(
 ) -> Result<Vec<Result<(), Refusal>>, WireError> {
     aligned("refusals", results.refusals.len(), keys)?;
     let mut details = Details::new(results.details);
-    let decoded = results
-        .refusals
-        .into_iter()
-        .map(|code| Ok(details.next("refusals", code)?.map_or(Ok(()), Err)))
-        .collect::<Result<_, WireError>>()?;
+    let mut decoded = Vec::with_capacity(keys);
+    for code in results.refusals {
+        decoded.push(details.next("refusals", code)?.map_or(Ok(()), Err));
+    }
     details.finish()?;
     Ok(decoded)
 }

@@ -27,27 +27,72 @@
 use crate::fingerprint::Fingerprint;
 use crate::ids::{Epoch, Generation};
 use crate::key::{ObjectKey, Tenant};
-use crate::range::ByteRange;
 
 use super::{
     Checksums, FORMAT_VERSION, HEAD_LEN, HEADER_ALIGN, HeaderError, HeaderSpec, HeaderState,
-    MAX_HEADER_LEN, MAX_ROWS, ObjectHeader, ROW_LEN, Row,
+    HeaderView, MAX_HEADER_LEN, MAX_ROWS, ObjectHeader, ROW_LEN, Row, rows,
 };
 
 const MAGIC: [u8; 8] = *b"LCOBJECT";
 const STATE_AT: usize = 10;
 const BODY_CRC_AT: usize = HEAD_LEN - 8;
 const HEAD_CRC_AT: usize = HEAD_LEN - 4;
-const CRC_KNOWN: u32 = 1;
 
-impl ObjectHeader {
-    /// Writes the header into the place reserved for it and fills the rest with zeros. Its length is
-    /// that of `place`, which the master chose.
-    pub fn encode_into(&self, place: &mut [u8]) -> Result<(), HeaderError> {
-        let spec = self.spec();
-        let need = spec.encoded_len()? as usize;
-        let has = place.len();
-        if need > has {
+/// The fields of a header that is about to be written, borrowed from wherever they are.
+#[derive(Clone, Copy, Debug)]
+pub struct HeaderFields<'a> {
+    /// How far the writer has come.
+    pub state: HeaderState,
+    /// The reservation of this place that the bytes belong to.
+    pub generation: Generation,
+    /// The namespace of the key.
+    pub tenant: &'a Tenant,
+    /// The object's name.
+    pub key: &'a ObjectKey,
+    /// Objects of one group are evicted together.
+    pub group: Option<&'a str>,
+    /// Bytes of the payload, at least 1.
+    pub payload_len: u64,
+    /// Whose bytes these are; not all zero.
+    pub fingerprint: Option<Fingerprint>,
+    /// The layout that the writer used; 0: none.
+    pub layout_id: u64,
+    /// The request that stored it.
+    pub epoch: Epoch,
+    /// The block's index in its prefix.
+    pub prefix_index: u32,
+    /// Which checksums the rows carry.
+    pub checksums: Checksums,
+}
+
+impl HeaderFields<'_> {
+    /// The sizes of a header with so many rows.
+    pub fn spec(&self, rows: usize) -> HeaderSpec {
+        HeaderSpec {
+            tenant_len: self.tenant.as_str().len(),
+            key_len: self.key.as_str().len(),
+            group_len: self.group.map_or(0, str::len),
+            rows,
+        }
+    }
+
+    /// Writes the header, with these rows, to the start of `place`: as many bytes as its
+    /// [`spec`](Self::spec) says, which it returns. The rest of the `header_len` bytes that the master reserved
+    /// is not looked at by readers.
+    pub fn encode_into<R>(
+        &self,
+        rows: R,
+        header_len: u32,
+        place: &mut [u8],
+    ) -> Result<u32, HeaderError>
+    where
+        R: ExactSizeIterator<Item = Row> + Clone,
+    {
+        let spec = self.spec(rows.len());
+        let used = spec.encoded_len()?;
+        let (need, has) = (used as usize, header_len as usize);
+        if need > has.min(place.len()) {
+            let has = has.min(place.len());
             return Err(HeaderError::NoRoom { need, has });
         }
         if has > MAX_HEADER_LEN || !has.is_multiple_of(HEADER_ALIGN) {
@@ -59,11 +104,18 @@ impl ObjectHeader {
         if self.fingerprint == Some(Fingerprint([0; 16])) {
             return Err(malformed("fingerprint", 0));
         }
-        check_rows(&self.rows, self.payload_len)?;
+        rows::check_all(rows.clone(), self.payload_len)?;
 
-        place.fill(0);
-        let body_end = spec.rows_at() + self.rows.len() * ROW_LEN;
-        self.encode_body(&mut place[HEAD_LEN..], spec.rows_at() - HEAD_LEN);
+        let place = &mut place[..need];
+        let rows_at = spec.rows_at();
+        let body_end = rows_at + spec.rows * ROW_LEN;
+        let mut names = Out(&mut place[HEAD_LEN..rows_at]);
+        names.put(self.tenant.as_str().as_bytes());
+        names.put(self.key.as_str().as_bytes());
+        names.put(self.group.unwrap_or_default().as_bytes());
+        names.0.fill(0);
+        rows::encode(rows, &mut place[rows_at..body_end]);
+        place[body_end..].fill(0);
         let body_crc = crc32c::crc32c(&place[HEAD_LEN..body_end]);
         let mut head = Out(&mut place[..HEAD_LEN]);
         head.put(&MAGIC);
@@ -73,7 +125,7 @@ impl ObjectHeader {
             Checksums::None => 0,
             Checksums::Crc32c => 1,
         }]);
-        head.put(&u32::to_le_bytes(small(has)));
+        head.put(&header_len.to_le_bytes());
         head.put(&self.generation.0.to_le_bytes());
         head.put(&self.payload_len.to_le_bytes());
         head.put(&self.layout_id.to_le_bytes());
@@ -84,23 +136,38 @@ impl ObjectHeader {
         head.put(&u16::to_le_bytes(small(spec.key_len)));
         head.put(&u16::to_le_bytes(small(spec.group_len)));
         head.put(&u8::to_le_bytes(small(spec.tenant_len)));
+        head.0.fill(0);
         place[BODY_CRC_AT..HEAD_CRC_AT].copy_from_slice(&body_crc.to_le_bytes());
         seal_head(place);
+        Ok(used)
+    }
+}
+
+impl ObjectHeader {
+    /// Writes the header into the place reserved for it and fills the rest with zeros. Its length is
+    /// that of `place`, which the master chose.
+    pub fn encode_into(&self, place: &mut [u8]) -> Result<(), HeaderError> {
+        let has = place.len();
+        let len = u32::try_from(has).map_err(|_| malformed("length", has as u64))?;
+        let rows = self.rows.iter().copied();
+        let used = self.fields().encode_into(rows, len, place)?;
+        place[used as usize..].fill(0);
         Ok(())
     }
 
-    fn encode_body(&self, body: &mut [u8], rows_at: usize) {
-        let (names, rows) = body.split_at_mut(rows_at);
-        let mut names = Out(names);
-        names.put(self.tenant.as_str().as_bytes());
-        names.put(self.key.as_str().as_bytes());
-        names.put(self.group.as_deref().unwrap_or_default().as_bytes());
-        let mut out = Out(rows);
-        for row in &self.rows {
-            out.put(&row.range.start().to_le_bytes());
-            out.put(&row.range.len().to_le_bytes());
-            out.put(&row.crc32c.unwrap_or_default().to_le_bytes());
-            out.put(&row.crc32c.map_or(0, |_| CRC_KNOWN).to_le_bytes());
+    pub(super) fn fields(&self) -> HeaderFields<'_> {
+        HeaderFields {
+            state: self.state,
+            generation: self.generation,
+            tenant: &self.tenant,
+            key: &self.key,
+            group: self.group.as_deref(),
+            payload_len: self.payload_len,
+            fingerprint: self.fingerprint,
+            layout_id: self.layout_id,
+            epoch: self.epoch,
+            prefix_index: self.prefix_index,
+            checksums: self.checksums,
         }
     }
 
@@ -113,48 +180,7 @@ impl ObjectHeader {
 
     /// Reads the header at the start of `bytes`, which must reach to its end at least.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeaderError> {
-        let head = Head::decode(bytes)?;
-        let header_len = head.header_len as usize;
-        if bytes.len() < header_len {
-            return Err(HeaderError::Truncated {
-                len: bytes.len(),
-                need: header_len,
-            });
-        }
-        let rows_at = head.spec.rows_at();
-        let body_end = rows_at + head.spec.rows * ROW_LEN;
-        check_crc("names and rows", head.body_crc, &bytes[HEAD_LEN..body_end])?;
-
-        let (tenant, rest) = bytes[HEAD_LEN..rows_at].split_at(head.spec.tenant_len);
-        let (key, rest) = rest.split_at(head.spec.key_len);
-        let group = &rest[..head.spec.group_len];
-        let tenant = str::from_utf8(tenant)
-            .ok()
-            .and_then(|t| Tenant::new(t).ok())
-            .ok_or(malformed("tenant's length or text", tenant.len() as u64))?;
-        let key = ObjectKey::from_utf8(key)
-            .map_err(|_| malformed("key's length or text", key.len() as u64))?;
-        let group =
-            str::from_utf8(group).map_err(|e| malformed("group's text", e.valid_up_to() as u64))?;
-        let rows = bytes[rows_at..body_end]
-            .chunks_exact(ROW_LEN)
-            .map(decode_row)
-            .collect::<Result<Vec<_>, _>>()?;
-        check_rows(&rows, head.payload_len)?;
-        Ok(Self {
-            state: head.state,
-            generation: head.generation,
-            tenant,
-            key,
-            group: (!group.is_empty()).then(|| group.to_owned()),
-            payload_len: head.payload_len,
-            fingerprint: head.fingerprint,
-            layout_id: head.layout_id,
-            epoch: head.epoch,
-            prefix_index: head.prefix_index,
-            checksums: head.checksums,
-            rows,
-        })
+        HeaderView::parse(bytes)?.to_header()
     }
 }
 
@@ -192,22 +218,23 @@ pub fn set_state(bytes: &mut [u8], state: HeaderState) -> Result<(), HeaderError
 }
 
 /// The part of fixed size, with its lengths checked against each other.
-struct Head {
-    state: HeaderState,
-    checksums: Checksums,
-    header_len: u32,
-    generation: Generation,
-    payload_len: u64,
-    layout_id: u64,
-    fingerprint: Option<Fingerprint>,
-    epoch: Epoch,
-    prefix_index: u32,
-    spec: HeaderSpec,
-    body_crc: u32,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    pub(super) state: HeaderState,
+    pub(super) checksums: Checksums,
+    pub(super) header_len: u32,
+    pub(super) generation: Generation,
+    pub(super) payload_len: u64,
+    pub(super) layout_id: u64,
+    pub(super) fingerprint: Option<Fingerprint>,
+    pub(super) epoch: Epoch,
+    pub(super) prefix_index: u32,
+    pub(super) spec: HeaderSpec,
+    pub(super) body_crc: u32,
 }
 
 impl Head {
-    fn decode(bytes: &[u8]) -> Result<Self, HeaderError> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, HeaderError> {
         let Some(bytes) = bytes.first_chunk::<HEAD_LEN>() else {
             return Err(HeaderError::Truncated {
                 len: bytes.len(),
@@ -283,35 +310,11 @@ impl Head {
     }
 }
 
-fn decode_row(bytes: &[u8]) -> Result<Row, HeaderError> {
-    let mut input = In(bytes);
-    let offset = u64::from_le_bytes(input.take());
-    let len = u64::from_le_bytes(input.take());
-    let crc = u32::from_le_bytes(input.take());
-    let flags = u32::from_le_bytes(input.take());
-    if flags & !CRC_KNOWN != 0 {
-        return Err(malformed("row's flags", flags.into()));
-    }
-    Ok(Row {
-        range: ByteRange::new(offset, len).map_err(|_| malformed("row's offset", offset))?,
-        crc32c: (flags & CRC_KNOWN != 0).then_some(crc),
-    })
-}
-
-/// Rows are non-empty, ascending, disjoint and inside the payload.
-fn check_rows(rows: &[Row], payload_len: u64) -> Result<(), HeaderError> {
-    let mut at = 0;
-    for row in rows {
-        let range = row.range;
-        if range.is_empty() || range.start() < at || range.end() > payload_len {
-            return Err(malformed("row's offset", range.start()));
-        }
-        at = range.end();
-    }
-    Ok(())
-}
-
-fn check_crc(part: &'static str, expected: u32, bytes: &[u8]) -> Result<(), HeaderError> {
+pub(super) fn check_crc(
+    part: &'static str,
+    expected: u32,
+    bytes: &[u8],
+) -> Result<(), HeaderError> {
     let found = crc32c::crc32c(bytes);
     if found == expected {
         Ok(())
@@ -337,7 +340,7 @@ fn state_code(state: HeaderState) -> u8 {
     }
 }
 
-fn malformed(field: &'static str, value: u64) -> HeaderError {
+pub(super) fn malformed(field: &'static str, value: u64) -> HeaderError {
     HeaderError::Malformed { field, value }
 }
 

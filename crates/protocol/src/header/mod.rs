@@ -15,16 +15,21 @@
 //! Everything here is pure: bytes in, values out. Numbers are little-endian. Decoding never panics
 //! and never allocates by a length that it has not compared with the bytes that are there.
 //!
-//! - [`ObjectHeader`] and [`HeaderSpec`]: the record and its size.
+//! - [`ObjectHeader`] and [`HeaderSpec`]: the record and its size; [`HeaderFields`], [`HeaderView`] and
+//!   [`Rows`]: the same without copies, for writers and readers.
 //! - [`WrittenRanges`]: what a writer keeps while it writes, and the rows of the record.
 //! - [`ReadPlan`]: how a reader cuts its ranges so that whole rows are checked.
 
 mod codec;
+mod rows;
 mod verify;
+mod view;
 mod written;
 
-pub use codec::{Peek, peek, set_state};
+pub use codec::{HeaderFields, Peek, peek, set_state};
+pub use rows::{RowTable, Rows};
 pub use verify::{ReadPiece, ReadPlan, Verified, VerifyError};
+pub use view::HeaderView;
 pub use written::WrittenRanges;
 
 use std::fmt;
@@ -72,6 +77,15 @@ pub enum HeaderState {
     Sealed,
     /// The object is no more; its bytes may still be under a lease.
     Removed,
+}
+
+impl HeaderState {
+    fn check_sealed(self) -> Result<(), HeaderError> {
+        match self {
+            Self::Sealed => Ok(()),
+            state => Err(HeaderError::NotSealed { state }),
+        }
+    }
 }
 
 impl fmt::Display for HeaderState {
@@ -313,52 +327,24 @@ pub struct Expected<'a> {
 impl ObjectHeader {
     /// The sizes of this header.
     pub fn spec(&self) -> HeaderSpec {
-        HeaderSpec {
-            tenant_len: self.tenant.as_str().len(),
-            key_len: self.key.as_str().len(),
-            group_len: self.group.as_ref().map_or(0, String::len),
-            rows: self.rows.len(),
-        }
+        self.fields().spec(self.rows.len())
     }
 
     /// Checks that this is the header of what a reader was promised. Its state is not looked at:
     /// readers of whole objects add [`check_sealed`](Self::check_sealed).
     pub fn check(&self, expected: &Expected<'_>) -> Result<(), HeaderError> {
-        if self.generation != expected.generation {
-            return Err(HeaderError::WrongGeneration {
-                expected: expected.generation,
-                found: self.generation,
-            });
-        }
-        if self.key != *expected.key || self.tenant != *expected.tenant {
-            return Err(HeaderError::WrongObject {
-                expected: expected.key.clone(),
-                found: self.key.clone(),
-                found_tenant: self.tenant.clone(),
-            });
-        }
-        if self.payload_len != expected.payload_len {
-            return Err(HeaderError::WrongSize {
-                expected: expected.payload_len,
-                found: self.payload_len,
-            });
-        }
-        match expected.fingerprint {
-            Some(fingerprint) if self.fingerprint != Some(fingerprint) => {
-                Err(HeaderError::WrongFingerprint {
-                    expected: fingerprint,
-                    found: self.fingerprint,
-                })
-            }
-            _ => Ok(()),
-        }
+        let found = view::Identity {
+            generation: self.generation,
+            tenant: self.tenant.as_str().as_bytes(),
+            key: self.key.as_str().as_bytes(),
+            payload_len: self.payload_len,
+            fingerprint: self.fingerprint,
+        };
+        found.check(expected)
     }
 
     /// Checks that everything was written.
     pub fn check_sealed(&self) -> Result<(), HeaderError> {
-        match self.state {
-            HeaderState::Sealed => Ok(()),
-            state => Err(HeaderError::NotSealed { state }),
-        }
+        self.state.check_sealed()
     }
 }

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::checksum::combine;
 use crate::range::ByteRange;
 
-use super::Row;
+use super::{Row, RowTable};
 
 /// A piece of a wanted range, to be read in one go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,14 +90,14 @@ struct Part {
 
 impl ReadPlan {
     /// Cuts `wanted` along `rows`, which are a header's: ascending and disjoint.
-    pub fn new(rows: &[Row], wanted: &[ByteRange]) -> Self {
+    pub fn new(rows: &(impl RowTable + ?Sized), wanted: &[ByteRange]) -> Self {
         let mut plan = Self::default();
         let links = links(rows, wanted);
         let mut chains: Vec<(usize, Vec<usize>)> = Vec::new();
         for (index, &want) in wanted.iter().enumerate() {
             let mut at = want.start();
             for row in overlapping(rows, want) {
-                let Row { range, crc32c } = rows[row];
+                let Row { range, crc32c } = rows.row(row);
                 let Some(crc32c) = crc32c else { continue };
                 let whole = want.contains(range);
                 let checked = if whole {
@@ -127,7 +127,7 @@ impl ReadPlan {
         }
         for (row, mut chain) in chains {
             chain.sort_unstable_by_key(|&piece| plan.pieces[piece].range);
-            let Row { range, crc32c } = rows[row];
+            let Row { range, crc32c } = rows.row(row);
             plan.checks.extend(crc32c.map(|crc32c| Check {
                 range,
                 crc32c,
@@ -202,19 +202,38 @@ impl ReadPlan {
 }
 
 /// Indices of the rows that share bytes with `want`.
-fn overlapping(rows: &[Row], want: ByteRange) -> std::ops::Range<usize> {
-    let first = rows.partition_point(|r| r.range.end() <= want.start());
-    let count = if want.is_empty() {
-        0
+fn overlapping(rows: &(impl RowTable + ?Sized), want: ByteRange) -> std::ops::Range<usize> {
+    let count = rows.count();
+    let first = first_not(rows, 0..count, |range| range.end() <= want.start());
+    let end = if want.is_empty() {
+        first
     } else {
-        rows[first..].partition_point(|r| r.range.start() < want.end())
+        first_not(rows, first..count, |range| range.start() < want.end())
     };
-    first..first + count
+    first..end
+}
+
+/// The first row that is not as `below` says, as all before it are.
+fn first_not(
+    rows: &(impl RowTable + ?Sized),
+    within: std::ops::Range<usize>,
+    below: impl Fn(ByteRange) -> bool,
+) -> usize {
+    let (mut low, mut high) = (within.start, within.end);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if below(rows.row(middle).range) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
 }
 
 /// The parts of rows that no wanted range covers alone, but several do together: for each such row a
 /// chain of parts that cover it without overlap. Sorted by row and wanted range.
-fn links(rows: &[Row], wanted: &[ByteRange]) -> Vec<Part> {
+fn links(rows: &(impl RowTable + ?Sized), wanted: &[ByteRange]) -> Vec<Part> {
     let mut parts = Vec::new();
     for (index, &want) in wanted.iter().enumerate() {
         let range = overlapping(rows, want);
@@ -223,13 +242,14 @@ fn links(rows: &[Row], wanted: &[ByteRange]) -> Vec<Part> {
         };
         // Only the outermost rows can stick out of the wanted range.
         let ends = [range.start, last];
-        for &row in &ends[..if range.start == last { 1 } else { 2 }] {
-            if rows[row].crc32c.is_some()
-                && !want.contains(rows[row].range)
-                && let Some(range) = want.intersection(rows[row].range)
+        for &at in &ends[..if range.start == last { 1 } else { 2 }] {
+            let Row { range, crc32c } = rows.row(at);
+            if crc32c.is_some()
+                && !want.contains(range)
+                && let Some(range) = want.intersection(range)
             {
                 parts.push(Part {
-                    row,
+                    row: at,
                     range,
                     wanted: index,
                 });
@@ -242,7 +262,7 @@ fn links(rows: &[Row], wanted: &[ByteRange]) -> Vec<Part> {
     parts.sort_unstable();
     let mut links = Vec::new();
     for parts in parts.chunk_by(|a, b| a.row == b.row) {
-        let row = rows[parts[0].row].range;
+        let row = rows.row(parts[0].row).range;
         if wanted.iter().any(|want| want.contains(row)) {
             continue;
         }

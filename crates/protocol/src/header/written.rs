@@ -139,7 +139,7 @@ impl WrittenRanges {
     }
 
     /// The rows for the header; a stale one is unverified there.
-    pub fn rows(&self) -> impl ExactSizeIterator<Item = Row> {
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = Row> + Clone {
         self.entries.iter().map(|e| Row {
             range: e.range,
             crc32c: match e.sum {

@@ -39,7 +39,7 @@ fn table(bytes: &[u8], cuts: &[(u64, u64)]) -> Vec<Row> {
 fn a_range_that_is_one_row_is_one_piece() {
     let bytes = payload();
     let rows = table(&bytes, &[(0, 40), (40, 100)]);
-    let plan = ReadPlan::new(&rows, &[range(40, 100)]);
+    let plan = ReadPlan::new(&rows[..], &[range(40, 100)]);
     assert_eq!(plan.pieces().len(), 1);
     assert_eq!(
         plan.verify(&crcs(&plan, &bytes)),
@@ -54,7 +54,7 @@ fn a_range_that_is_one_row_is_one_piece() {
 fn a_wrong_byte_is_found_and_its_row_named() {
     let bytes = payload();
     let rows = table(&bytes, &[(0, 40), (40, 100)]);
-    let plan = ReadPlan::new(&rows, &[range(0, 100)]);
+    let plan = ReadPlan::new(&rows[..], &[range(0, 100)]);
     let mut wrong = bytes.clone();
     wrong[99] ^= 1;
     let error = plan.verify(&crcs(&plan, &wrong)).expect_err("flipped");
@@ -72,7 +72,7 @@ fn a_wrong_byte_is_found_and_its_row_named() {
 fn a_row_that_several_ranges_cover_together_is_verified() {
     let bytes = payload();
     let rows = table(&bytes, &[(0, 100)]);
-    let plan = ReadPlan::new(&rows, &[range(60, 100), range(0, 30), range(20, 60)]);
+    let plan = ReadPlan::new(&rows[..], &[range(60, 100), range(0, 30), range(20, 60)]);
     let done = plan.verify(&crcs(&plan, &bytes)).expect("right bytes");
     assert_eq!(done.verified_bytes, 100);
     assert_eq!(done.unverified_bytes, 10);
@@ -82,7 +82,7 @@ fn a_row_that_several_ranges_cover_together_is_verified() {
 fn rows_read_in_part_and_pieces_without_checksum_count_as_unverified() {
     let bytes = payload();
     let rows = table(&bytes, &[(0, 40), (40, 100)]);
-    let plan = ReadPlan::new(&rows, &[range(10, 100)]);
+    let plan = ReadPlan::new(&rows[..], &[range(10, 100)]);
     let done = plan.verify(&crcs(&plan, &bytes)).expect("right bytes");
     assert_eq!((done.verified_bytes, done.unverified_bytes), (60, 30));
     let none = vec![None; plan.pieces().len()];
@@ -99,7 +99,7 @@ fn rows_read_in_part_and_pieces_without_checksum_count_as_unverified() {
 
 #[test]
 fn without_rows_a_range_is_one_piece_and_wants_no_checksum() {
-    let plan = ReadPlan::new(&[], &[range(5, 50), range(7, 7)]);
+    let plan = ReadPlan::new(&[][..], &[range(5, 50), range(7, 7)]);
     assert_eq!(plan.pieces().len(), 1);
     assert!(!plan.wants_checksums());
 }
@@ -156,7 +156,7 @@ proptest! {
         flip in 0..100_usize,
     ) {
         let bytes = payload();
-        let plan = ReadPlan::new(&rows, &wanted);
+        let plan = ReadPlan::new(&rows[..], &wanted);
 
         // In order, without gap or overlap, each where it says it is.
         for (index, want) in wanted.iter().enumerate() {

@@ -18,7 +18,7 @@ use layercake_protocol::replica::{GetStarted, Recency};
 use super::StoreClient;
 use super::core::{Core, now};
 use super::leases::Leases;
-use super::places::{Place, Targets};
+use super::places::{Place, Places, Targets};
 use super::records::{Record, read_records};
 use crate::error::StoreError;
 use crate::link::StartOptions;
@@ -49,7 +49,7 @@ impl From<Recency> for GetOptions {
 /// A key on its way to a session.
 pub(super) struct Candidate {
     pub(super) size: u64,
-    places: Vec<Place>,
+    places: Places,
     lease: LeaseHold,
     /// The replica to try.
     place: usize,
@@ -169,13 +169,18 @@ impl Candidate {
 
     fn into_session(self, core: &Core, record: Record) -> Opened {
         core.counters.gets_started.one();
-        let Record { header, payload } = record;
+        let Record {
+            fingerprint,
+            layout_id,
+            rows,
+            payload,
+        } = record;
         let session = GetSession::new(GetShared {
             size: self.size,
-            fingerprint: header.fingerprint,
-            layout_id: header.layout_id,
+            fingerprint,
+            layout_id,
             places: self.places,
-            rows: header.rows,
+            rows,
             preferred: AtomicUsize::new(self.place),
             lease: self.lease,
         });

@@ -1,9 +1,9 @@
 //! Writing the headers in front of objects, and checking those that were read.
 
-use std::sync::Arc;
-
 use layercake_protocol::error::Refusal;
-use layercake_protocol::header::{Checksums, Expected, HeaderError, ObjectHeader};
+use layercake_protocol::header::{
+    Checksums, Expected, HeaderError, HeaderFields, HeaderView, WrittenRanges,
+};
 use layercake_transport::{Direction, PieceError};
 
 use super::core::Core;
@@ -20,10 +20,7 @@ const WAVE: u64 = 4 << 20;
 /// Writes the header of every object to all of its replicas, in parallel up to a bounded number of bytes.
 /// One answer for each object. While its header is under way an object is not idle; one that was settled
 /// meanwhile gets none.
-pub(super) async fn write_headers(
-    core: &Core,
-    puts: &[Arc<PutShared>],
-) -> Vec<Result<(), StoreError>> {
+pub(super) async fn write_headers(core: &Core, puts: &[&PutShared]) -> Vec<Result<(), StoreError>> {
     let mut results = Vec::with_capacity(puts.len());
     let mut rest = puts;
     while !rest.is_empty() {
@@ -35,7 +32,7 @@ pub(super) async fn write_headers(
 }
 
 /// How many of the first objects make one wave: at least one.
-fn wave_of(puts: &[Arc<PutShared>]) -> usize {
+fn wave_of(puts: &[&PutShared]) -> usize {
     let mut bytes = 0;
     let fitting = puts.iter().take_while(|put| {
         bytes += header_bytes(put);
@@ -49,66 +46,87 @@ fn header_bytes(put: &PutShared) -> u64 {
     lens.map(u64::from).sum()
 }
 
-async fn write_wave(core: &Core, puts: &[Arc<PutShared>]) -> Vec<Result<(), StoreError>> {
+async fn write_wave(core: &Core, puts: &[&PutShared]) -> Vec<Result<(), StoreError>> {
     let total = puts.iter().map(|put| header_bytes(put)).sum();
-    let scratch = match core.scratch.take(total) {
-        Ok(scratch) => scratch,
+    let mut wave = match core.scratch.take(total) {
+        Ok(scratch) => Wave {
+            scratch,
+            at: 0,
+            fanout: Fanout::new(Direction::Write, false),
+        },
         Err(error) => return puts.iter().map(|_| Err(error.clone())).collect(),
     };
-    let mut fanout = Fanout::new(Direction::Write, false);
-    let mut at = 0;
-    let mut held = Vec::with_capacity(puts.len());
-    let mut results = Vec::with_capacity(puts.len());
-    for (index, put) in puts.iter().enumerate() {
-        results.push(put.hold().and_then(|()| {
-            held.push(put);
-            push_header(core, &scratch, &mut at, (index, put), &mut fanout)
-        }));
-    }
-    let flight = fanout.submit(&core.engine);
-    flight
-        .land_writes(|(index, place), result| {
-            if let Err(failure) = result {
-                results[index] = Err(header_failed(core, &puts[index], place, failure));
-            }
-        })
-        .await;
-    for put in held {
-        put.release();
-    }
-    scratch.recycle();
-    results
-}
-
-/// Encodes one object's header once per replica, since their places may differ in length.
-fn push_header(
-    core: &Core,
-    scratch: &Scratch,
-    at: &mut u64,
-    (index, put): (usize, &PutShared),
-    fanout: &mut Fanout<(usize, usize)>,
-) -> Result<(), StoreError> {
     let checksums = if core.config.checksums {
         Checksums::Crc32c
     } else {
         Checksums::None
     };
-    let header = put.sealed_header(checksums);
-    let used = header.spec().encoded_len();
-    for (place_at, place) in put.places.iter().enumerate() {
-        let len = place.replica.header_len;
-        let mut bytes = vec![0; len as usize];
-        let written = header.encode_into(&mut bytes).and_then(|()| used.clone());
-        let used = written.map_err(|error| mismatch(place, &error))?.min(len);
-        // What lies behind the rows is not looked at: there is no need to move it.
-        scratch.copy_in(*at, &bytes[..used as usize])?;
-        let mut remote = place.header();
-        remote.len = used.into();
-        let local = scratch.slice(*at, remote.len)?;
-        *at += u64::from(len);
-        fanout.push(&place.target, local, remote, (index, place_at));
+    let mut held = Vec::with_capacity(puts.len());
+    let mut results = Vec::with_capacity(puts.len());
+    for (index, put) in puts.iter().enumerate() {
+        let begun = put.begin_header(checksums, |fields, written| {
+            wave.push((index, put), fields, written)
+        });
+        held.push(begun.is_ok());
+        results.push(begun.flatten());
     }
-    Ok(())
+    let Wave {
+        scratch,
+        at,
+        fanout,
+    } = wave;
+    if let Err(error) = scratch.copy_staged(at) {
+        results.fill(Err(error));
+    } else {
+        let flight = fanout.submit(&core.engine);
+        flight
+            .land_writes(|(index, place), result| {
+                if let Err(failure) = result {
+                    results[index] = Err(header_failed(core, puts[index], place, failure));
+                }
+            })
+            .await;
+    }
+    for ((put, held), result) in puts.iter().zip(held).zip(&results) {
+        if held {
+            put.end_header(result.is_ok());
+        }
+    }
+    scratch.recycle();
+    results
+}
+
+/// Headers that are about to be written, one behind the other.
+struct Wave {
+    scratch: Scratch,
+    /// Bytes of it that are used.
+    at: usize,
+    fanout: Fanout<(usize, usize)>,
+}
+
+impl Wave {
+    /// Encodes one object's header once per replica, since their places may differ in length.
+    fn push(
+        &mut self,
+        (index, put): (usize, &PutShared),
+        fields: &HeaderFields<'_>,
+        written: &WrittenRanges,
+    ) -> Result<(), StoreError> {
+        for (place_at, place) in put.places.iter().enumerate() {
+            let len = place.replica.header_len;
+            let staged = self.scratch.stage(self.at, len as usize);
+            let used = fields.encode_into(written.rows(), len, staged);
+            let used = used.map_err(|error| mismatch(place, &error))?;
+            // What lies behind the rows is not looked at: there is no need to move it.
+            let mut remote = place.header();
+            remote.len = used.into();
+            let local = self.scratch.slice(self.at as u64, remote.len)?;
+            self.at += used as usize;
+            self.fanout
+                .push(&place.target, local, remote, (index, place_at));
+        }
+        Ok(())
+    }
 }
 
 fn header_failed(core: &Core, put: &PutShared, place: usize, failure: Failure) -> StoreError {
@@ -128,13 +146,13 @@ fn header_failed(core: &Core, put: &PutShared, place: usize, failure: Failure) -
     }
 }
 
-/// Decodes a header that was read and checks that it is what the master promised.
-pub(super) fn check_header(
+/// Looks at a header that was read, and checks that it is what the master promised.
+pub(super) fn check_header<'a>(
     place: &Place,
-    bytes: &[u8],
+    bytes: &'a [u8],
     expected: &Expected<'_>,
-) -> Result<ObjectHeader, StoreError> {
-    let header = ObjectHeader::decode(bytes).map_err(|error| mismatch(place, &error))?;
+) -> Result<HeaderView<'a>, StoreError> {
+    let header = HeaderView::parse(bytes).map_err(|error| mismatch(place, &error))?;
     let fits = header.check(expected).and_then(|()| header.check_sealed());
     match fits {
         Ok(()) => Ok(header),

@@ -46,7 +46,7 @@ use self::core::now;
 pub use self::get::GetRequest;
 pub use self::get_start::GetOptions;
 pub use self::lookup::{Located, PrefixHit};
-pub(crate) use self::places::Place;
+pub(crate) use self::places::Places;
 pub use self::put::{PutOutcome, PutRequest};
 pub use self::put_end::EndError;
 pub use self::read::{RangeRead, ReadDone};

@@ -7,6 +7,7 @@ use layercake_protocol::ids::{Capability, RegionId, SegmentId};
 use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{Replica, Segment};
 use layercake_transport::RemoteSlice;
+use smallvec::SmallVec;
 
 /// A segment as this client writes to and reads from it.
 #[derive(Debug)]
@@ -36,6 +37,9 @@ pub(crate) struct Place {
     pub(crate) target: Arc<Target>,
     pub(crate) replica: Replica,
 }
+
+/// The replicas of one object, the nearest first: seldom more than one.
+pub(crate) type Places = SmallVec<[Place; 1]>;
 
 impl Place {
     /// Bytes of the payload, which must lie inside the object.
@@ -80,7 +84,7 @@ impl Targets {
 
     /// The places of an object of `size` bytes. Replicas in segments that the answer does not describe,
     /// or whose offsets make no sense, are left out.
-    pub(crate) fn places(&self, replicas: &[Replica], size: u64) -> Vec<Place> {
+    pub(crate) fn places(&self, replicas: &[Replica], size: u64) -> Places {
         replicas
             .iter()
             .filter(|replica| {

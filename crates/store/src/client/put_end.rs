@@ -56,7 +56,21 @@ impl EndError {
 #[derive(Default)]
 struct Ending {
     answers: Vec<Option<Result<(), EndError>>>,
-    open: Vec<(usize, PutSession)>,
+    open: Vec<Open>,
+}
+
+/// A session that has no answer yet.
+struct Open {
+    /// Of its answer.
+    index: usize,
+    session: PutSession,
+    header_due: bool,
+}
+
+impl Open {
+    fn put(&self) -> &PutShared {
+        self.session.shared()
+    }
 }
 
 impl StoreClient {
@@ -68,8 +82,9 @@ impl StoreClient {
         let work = async move {
             let mut ending = Ending::seal(sessions);
             ending.drain(&core).await;
-            ending.check_complete(&core);
-            ending.refresh(&core).await;
+            if ending.check(&core) {
+                ending.refresh(&core).await;
+            }
             ending.headers(&core).await;
             ending.settle(&core, Intent::End).await
         };
@@ -81,8 +96,8 @@ impl StoreClient {
         let core = Arc::clone(self.core());
         let work = async move {
             let mut ending = Ending::seal(sessions);
-            for (_, session) in &ending.open {
-                session.shared().set_intent(Intent::Revoke);
+            for open in &ending.open {
+                open.put().set_intent(Intent::Revoke);
             }
             ending.drain(&core).await;
             ending.settle(&core, Intent::Revoke).await
@@ -98,7 +113,11 @@ impl Ending {
             match session.shared().seal() {
                 Ok(()) => {
                     ending.answers.push(None);
-                    ending.open.push((index, session));
+                    ending.open.push(Open {
+                        index,
+                        session,
+                        header_due: false,
+                    });
                 }
                 Err(error) => ending.answers.push(Some(Err(EndError::over(error)))),
             }
@@ -111,62 +130,54 @@ impl Ending {
         let drain = core.config.drain;
         let deadline = Instant::now() + drain;
         let mut results = Vec::with_capacity(self.open.len());
-        for (_, session) in &self.open {
+        for open in &self.open {
             // What moves does so by itself: a session that is idle at the deadline is found to be.
-            results.push(session.shared().idle_until(deadline, drain).await);
+            results.push(open.put().idle_until(deadline, drain).await);
         }
         self.keep(core, results);
     }
 
-    /// Refuses sessions in doubt; refuses and reopens those with bytes that nobody wrote.
-    fn check_complete(&mut self, core: &Core) {
-        let results = self.open.iter().map(|(_, session)| {
-            let put = session.shared();
-            put.check_confirmed()?;
-            put.check_complete().inspect_err(|_| put.reopen())
+    /// Refuses sessions in doubt; refuses and reopens those with bytes that nobody wrote. Tells whether any has rows
+    /// that need the checksums of stored bytes.
+    fn check(&mut self, core: &Core) -> bool {
+        let mut stale = false;
+        let results = self.open.iter_mut().map(|open| {
+            let left = open.put().left_to_do()?;
+            open.header_due = left.header;
+            stale |= left.refresh;
+            Ok(())
         });
         let results = results.collect();
         self.keep(core, results);
+        stale
     }
 
     async fn refresh(&mut self, core: &Core) {
-        let puts: Vec<Arc<PutShared>> = self.shared().cloned().collect();
+        let puts: Vec<&PutShared> = self.open.iter().map(Open::put).collect();
         let results = refresh_stale(core, &puts).await;
         self.keep(core, results);
     }
 
-    fn shared(&self) -> impl Iterator<Item = &Arc<PutShared>> {
-        self.open.iter().map(|(_, session)| session.shared())
-    }
-
     /// Writes the headers that were not written by an earlier attempt.
     async fn headers(&mut self, core: &Core) {
-        let unwritten = self.shared().filter(|put| put.intent() != Intent::End);
-        let puts: Vec<Arc<PutShared>> = unwritten.cloned().collect();
+        let due = self.open.iter().filter(|open| open.header_due);
+        let puts: Vec<&PutShared> = due.map(Open::put).collect();
         let mut written = write_headers(core, &puts).await.into_iter();
-        let results = self
-            .open
-            .iter()
-            .map(|(_, session)| match session.shared().intent() {
-                Intent::End => Ok(()),
-                Intent::Revoke => written.next().unwrap_or(Err(StoreError::UnknownSession)),
-            });
-        let results: Vec<_> = results.collect();
-        for ((_, session), result) in self.open.iter().zip(&results) {
-            if result.is_ok() {
-                session.shared().set_intent(Intent::End);
+        let results = self.open.iter().map(|open| {
+            if open.header_due {
+                written.next().unwrap_or(Err(StoreError::UnknownSession))
+            } else {
+                Ok(())
             }
-        }
+        });
+        let results = results.collect();
         self.keep(core, results);
     }
 
     /// Asks the master.
     async fn settle(mut self, core: &Core, intent: Intent) -> Vec<Result<(), EndError>> {
         if !self.open.is_empty() {
-            let objects = self
-                .open
-                .iter()
-                .map(|(_, session)| session.shared().object.clone());
+            let objects = self.open.iter().map(|open| open.put().object.clone());
             let objects: Vec<_> = objects.collect();
             let answer = match intent {
                 Intent::End => core.link.put_end(&objects).await,
@@ -174,9 +185,9 @@ impl Ending {
             };
             match answer {
                 Ok(results) => {
-                    for ((index, session), result) in self.open.drain(..).zip(results) {
+                    for (open, result) in self.open.drain(..).zip(results) {
                         let phase = phase_after(intent, &result);
-                        self.answers[index] = Some(settled(core, session, phase, result));
+                        self.answers[open.index] = Some(settled(core, open.session, phase, result));
                     }
                 }
                 Err(error) => {
@@ -193,11 +204,16 @@ impl Ending {
 
     /// Answers for the open sessions whose result is an error, giving the session back.
     fn keep(&mut self, core: &Core, results: Vec<Result<(), StoreError>>) {
+        if results.iter().all(Result::is_ok) {
+            return;
+        }
         let open = std::mem::take(&mut self.open);
-        for ((index, session), result) in open.into_iter().zip(results) {
+        for (open, result) in open.into_iter().zip(results) {
             match result {
-                Ok(()) => self.open.push((index, session)),
-                Err(error) => self.answers[index] = Some(Err(again(core, error, session))),
+                Ok(()) => self.open.push(open),
+                Err(error) => {
+                    self.answers[open.index] = Some(Err(again(core, error, open.session)));
+                }
             }
         }
     }

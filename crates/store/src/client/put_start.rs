@@ -10,7 +10,7 @@ use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Recency, Repl
 
 use super::StoreClient;
 use super::core::Core;
-use super::places::Targets;
+use super::places::{Places, Targets};
 use crate::error::StoreError;
 use crate::link::StartOptions;
 use crate::session::{PutHeader, PutSession, PutShared};
@@ -144,7 +144,7 @@ fn open(
 }
 
 /// The rows that every replica's header has room for.
-fn rows(tenant: &Tenant, entry: &PutStart, places: &[super::Place]) -> Result<usize, StoreError> {
+fn rows(tenant: &Tenant, entry: &PutStart, places: &Places) -> Result<usize, StoreError> {
     let spec = HeaderSpec {
         tenant_len: tenant.as_str().len(),
         key_len: entry.key.as_str().len(),

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
-use layercake_protocol::header::{ObjectHeader, Row};
+use layercake_protocol::header::{Row, Rows};
 use layercake_transport::{Direction, PieceError};
 
 use super::core::{Core, now};
@@ -18,9 +18,11 @@ use super::places::Place;
 use super::scratch::Scratch;
 use crate::error::StoreError;
 
-/// A header that fits, and the payload if it is small.
+/// What a reader wants of a header that fits, and the payload if it is small.
 pub(super) struct Record {
-    pub(super) header: ObjectHeader,
+    pub(super) fingerprint: Option<Fingerprint>,
+    pub(super) layout_id: u64,
+    pub(super) rows: Rows,
     pub(super) payload: Option<Bytes>,
 }
 
@@ -104,11 +106,20 @@ impl Wanted<'_> {
                 arrived[index] = result.map(drop).map_err(|error| lost(core, place, error));
             })
             .await;
+        let shared = match self.shared(&scratch, at) {
+            Ok(shared) => shared,
+            Err(error) => return records.extend(wave.iter().map(|_| Err(error.clone()))),
+        };
         let (mut at, mut turn) = (0, 0);
         for (candidate, arrived) in wave.iter().zip(arrived) {
             let len = self.len_of(candidate);
-            let record = arrived
-                .and_then(|()| record(core, candidate, (&scratch, at, len), self.fingerprint));
+            let record = arrived.and_then(|()| {
+                let bytes = match &shared {
+                    Some(shared) => part(shared, at, len),
+                    None => scratch.bytes(at, len)?,
+                };
+                self.record(candidate, &bytes)
+            });
             if let Err(StoreError::HeaderMismatch { .. } | StoreError::ChecksumMismatch { .. }) =
                 record
             {
@@ -124,55 +135,65 @@ impl Wanted<'_> {
         }
         scratch.recycle();
     }
+    /// The bytes of a whole wave in one piece, if they are headers alone: sessions keep them for their rows, and
+    /// no more than the headers of sessions that were started together. A payload goes to a user, who
+    /// may keep it for long.
+    fn shared(&self, scratch: &Scratch, len: u64) -> Result<Option<Bytes>, StoreError> {
+        let headers = self.eager == 0;
+        headers.then(|| scratch.bytes(0, len)).transpose()
+    }
+
+    /// Checks one record.
+    fn record(&self, candidate: &Candidate, bytes: &Bytes) -> Result<Record, StoreError> {
+        let Self {
+            core, fingerprint, ..
+        } = *self;
+        let place = candidate.here();
+        core.suspects.clear(place.target.segment);
+        let header = check_header(place, bytes, &candidate.expected(core, fingerprint))?;
+        let mut record = Record {
+            fingerprint: header.fingerprint(),
+            layout_id: header.layout_id(),
+            rows: header.rows(bytes),
+            payload: None,
+        };
+        let payload = bytes.slice(place.replica.header_len as usize..);
+        if payload.is_empty() {
+            return Ok(record);
+        }
+        let verified = if core.config.checksums {
+            verify(&record.rows, &payload)?
+        } else {
+            0
+        };
+        let lease = candidate.lease();
+        let in_time = lease.begin_read(now()).and_then(|()| lease.end_read(now()));
+        in_time.map_err(|_| StoreError::Refused(Refusal::LeaseExpired))?;
+        let len = payload.len() as u64;
+        core.counters.bytes_read.add(len);
+        core.counters.bytes_verified.add(verified);
+        core.counters.bytes_unverified.add(len - verified);
+        record.payload = Some(payload);
+        Ok(record)
+    }
 }
 
-/// Takes one record out of the buffer and checks it.
-fn record(
-    core: &Core,
-    candidate: &Candidate,
-    (scratch, at, len): (&Scratch, u64, u64),
-    fingerprint: Option<Fingerprint>,
-) -> Result<Record, StoreError> {
-    let place = candidate.here();
-    core.suspects.clear(place.target.segment);
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-    scratch.copy_out(at, &mut bytes)?;
-    let header = check_header(place, &bytes, &candidate.expected(core, fingerprint))?;
-    let payload = Bytes::from(bytes).split_off(place.replica.header_len as usize);
-    if payload.is_empty() {
-        return Ok(Record {
-            header,
-            payload: None,
-        });
-    }
-    let verified = if core.config.checksums {
-        verify(&header.rows, &payload)?
-    } else {
-        0
-    };
-    let lease = candidate.lease();
-    let in_time = lease.begin_read(now()).and_then(|()| lease.end_read(now()));
-    in_time.map_err(|_| StoreError::Refused(Refusal::LeaseExpired))?;
-    let len = payload.len() as u64;
-    core.counters.bytes_read.add(len);
-    core.counters.bytes_verified.add(verified);
-    core.counters.bytes_unverified.add(len - verified);
-    Ok(Record {
-        header,
-        payload: Some(payload),
-    })
+/// A part of a buffer that holds it.
+fn part(bytes: &Bytes, at: u64, len: u64) -> Bytes {
+    let index = |at| usize::try_from(at).expect("an offset inside memory fits");
+    bytes.slice(index(at)..index(at + len))
 }
 
 /// Compares a whole payload with its rows. Gives the bytes that have a checksum.
-fn verify(rows: &[Row], payload: &[u8]) -> Result<u64, StoreError> {
+fn verify(rows: &Rows, payload: &[u8]) -> Result<u64, StoreError> {
     let mut verified = 0;
-    for Row { range, crc32c } in rows {
+    for Row { range, crc32c } in rows.iter() {
         let Some(expected) = crc32c else { continue };
         let bounds = usize::try_from(range.start())
             .ok()
             .zip(usize::try_from(range.end()).ok());
         let bytes = bounds.and_then(|(start, end)| payload.get(start..end));
-        if bytes.map(crc32c::crc32c) != Some(*expected) {
+        if bytes.map(crc32c::crc32c) != Some(expected) {
             return Err(StoreError::ChecksumMismatch {
                 offset: range.start(),
                 len: range.len(),

@@ -3,12 +3,10 @@
 //! The transport computes them while it reads the bytes back, in waves of bounded size over all
 //! sessions of a call.
 
-use std::num::NonZeroU64;
-use std::sync::Arc;
-
 use layercake_protocol::checksum::combine;
 use layercake_protocol::range::ByteRange;
 use layercake_transport::Direction;
+use std::num::NonZeroU64;
 
 use super::core::Core;
 use super::fanout::Fanout;
@@ -30,17 +28,14 @@ struct Stale {
 /// Sessions whose rows are read back, and how it went.
 struct Refresh<'a> {
     core: &'a Core,
-    puts: &'a [Arc<PutShared>],
+    puts: &'a [&'a PutShared],
     rows: Vec<Stale>,
     results: Vec<Result<(), StoreError>>,
 }
 
 /// Gives every stale row its checksum. One answer for each session. With checksums switched off the rows
 /// stay without one.
-pub(super) async fn refresh_stale(
-    core: &Core,
-    puts: &[Arc<PutShared>],
-) -> Vec<Result<(), StoreError>> {
+pub(super) async fn refresh_stale(core: &Core, puts: &[&PutShared]) -> Vec<Result<(), StoreError>> {
     let mut refresh = Refresh {
         core,
         puts,

@@ -11,7 +11,7 @@
 use std::num::NonZeroU64;
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::header::Row;
+use layercake_protocol::header::Rows;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{ObjectState, PutStart, Recency, ReplicateConfig};
@@ -245,10 +245,10 @@ impl StoreClient {
 }
 
 /// An object's bytes, cut where its rows are: each is read whole, and so verified.
-fn cuts(rows: &[Row], size: u64) -> Vec<ByteRange> {
+fn cuts(rows: &Rows, size: u64) -> Vec<ByteRange> {
     let mut cuts = Vec::with_capacity(rows.len());
     let mut at = 0;
-    for row in rows {
+    for row in rows.iter() {
         cuts.extend(unwritten(at, row.range.start()));
         cuts.push(row.range);
         at = row.range.end();

@@ -2,10 +2,12 @@
 //!
 //! A buffer goes back to the pool only by [`Scratch::recycle`], when no transfer touches it any more.
 //! One that is dropped earlier (its call was cancelled) is freed by the transport when the last
-//! transfer on it is done.
+//! transfer on it is done. With each goes a plain vector, in which bytes are put together that are then
+//! copied in at one go.
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use layercake_transport::{Access, Engine, LocalSlice, Memory};
 use parking_lot::Mutex;
 
@@ -19,14 +21,18 @@ const MIN_LEN: u64 = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct ScratchPool {
     engine: Engine,
-    free: Arc<Mutex<Vec<Memory>>>,
+    free: Free,
 }
+
+/// What is kept.
+type Free = Arc<Mutex<Vec<(Memory, Vec<u8>)>>>;
 
 /// A buffer of a call.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: Memory,
-    free: Arc<Mutex<Vec<Memory>>>,
+    staged: Vec<u8>,
+    free: Free,
 }
 
 impl ScratchPool {
@@ -41,15 +47,16 @@ impl ScratchPool {
     pub(crate) fn take(&self, len: u64) -> Result<Scratch, StoreError> {
         let kept = {
             let mut free = self.free.lock();
-            let fit = free.iter().position(|memory| memory.len() >= len);
+            let fit = free.iter().position(|(memory, _)| memory.len() >= len);
             fit.map(|at| free.swap_remove(at))
         };
-        let memory = match kept {
-            Some(memory) => memory,
-            None => self.allocate(len)?,
+        let (memory, staged) = match kept {
+            Some(kept) => kept,
+            None => (self.allocate(len)?, Vec::new()),
         };
         Ok(Scratch {
             memory,
+            staged,
             free: Arc::clone(&self.free),
         })
     }
@@ -84,11 +91,32 @@ impl Scratch {
         Ok(self.memory.copy_out(offset, bytes)?)
     }
 
+    /// A copy of a part.
+    pub(crate) fn bytes(&self, offset: u64, len: u64) -> Result<Bytes, StoreError> {
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        self.copy_out(offset, &mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    /// `len` bytes that stand for those of the buffer from `at` on until they are
+    /// [copied in](Self::copy_staged). They hold anything.
+    pub(crate) fn stage(&mut self, at: usize, len: usize) -> &mut [u8] {
+        if self.staged.len() < at + len {
+            self.staged.resize(at + len, 0);
+        }
+        &mut self.staged[at..at + len]
+    }
+
+    /// Copies the first `len` bytes in that were staged.
+    pub(crate) fn copy_staged(&self, len: usize) -> Result<(), StoreError> {
+        self.copy_in(0, &self.staged[..len])
+    }
+
     /// Gives the buffer back. The caller knows that no transfer touches it.
     pub(crate) fn recycle(self) {
         let mut free = self.free.lock();
         if free.len() < KEPT && self.memory.len() <= MAX_KEPT_LEN {
-            free.push(self.memory.clone());
+            free.push((self.memory, self.staged));
         }
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use layercake_protocol::fingerprint::Fingerprint;
-use layercake_protocol::header::Row;
+use layercake_protocol::header::Rows;
 use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 
 use super::lease::Lease;
-use crate::client::{Core, Place};
+use crate::client::{Core, Places};
 
 /// An object that is being read, under a lease that is renewed in the background. Made by
 /// [`StoreClient::start_gets`](crate::StoreClient::start_gets). Clones are the same session; dropping the last one
@@ -27,9 +27,9 @@ pub(crate) struct GetShared {
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) layout_id: u64,
     /// Replicas, the nearest first.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Places,
     /// What was written, from the header.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Rows,
     /// The replica that served last.
     pub(crate) preferred: AtomicUsize,
     pub(crate) lease: LeaseHold,
@@ -135,7 +135,7 @@ impl GetSession {
     }
 
     /// The ranges as they were written. A read is verified where it takes in whole ones.
-    pub fn written_ranges(&self) -> &[Row] {
+    pub fn written_ranges(&self) -> &Rows {
         &self.shared.rows
     }
 }

@@ -19,6 +19,7 @@ use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::ObjectRef;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 /// The lease on one version of an object.
 #[derive(Debug)]
@@ -152,7 +153,8 @@ struct Entry {
     starting: u32,
     /// Give-backs under way.
     giving: u32,
-    held: Vec<Held>,
+    /// Versions that are held: seldom more than one.
+    held: SmallVec<[Held; 1]>,
 }
 
 #[derive(Debug)]
@@ -172,15 +174,7 @@ impl LeaseTable {
     /// Announces a start. The caller sends it when [`may_start`](Self::may_start) says so, and then
     /// calls [`finish_start`](Self::finish_start), once for each announcement.
     pub(crate) fn begin_start(&mut self, key: &ObjectKey) {
-        if let Some(entry) = self.keys.get_mut(key) {
-            entry.starting += 1;
-        } else {
-            let entry = Entry {
-                starting: 1,
-                ..Entry::default()
-            };
-            self.keys.insert(key.clone(), entry);
-        }
+        self.keys.entry(key.clone()).or_default().starting += 1;
     }
 
     /// Whether no give-back of the key is under way.

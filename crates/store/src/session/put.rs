@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use layercake_protocol::fingerprint::Fingerprint;
-use layercake_protocol::header::{Checksums, HeaderState, ObjectHeader};
+use layercake_protocol::header::{Checksums, HeaderFields, HeaderState, WrittenRanges};
 use layercake_protocol::ids::{Epoch, Generation};
 use layercake_protocol::key::{ObjectKey, Tenant};
 use layercake_protocol::range::ByteRange;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::cut::Cut;
 use super::put_state::{CallId, Closed, Phase, PutState};
-use crate::client::{Core, Place, Round};
+use crate::client::{Core, Places, Round};
 use crate::error::StoreError;
 
 /// An object that is being written. Made by [`StoreClient::start_puts`](crate::StoreClient::start_puts);
@@ -33,6 +33,26 @@ pub(crate) enum Intent {
     Revoke,
     /// The header is written and the master may have committed: ask again until it answers.
     End,
+}
+
+/// What an end has to do before it asks the master.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeftToDo {
+    /// Rows need checksums of the stored bytes.
+    pub(crate) refresh: bool,
+    /// The header is to be written.
+    pub(crate) header: bool,
+}
+
+/// How a session stands when its owner lets go of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Abandoned {
+    /// Its intent can be carried out at once.
+    Idle,
+    /// The end of its last transfer says when that is so.
+    Busy,
+    /// It is over.
+    Over,
 }
 
 /// What goes into the object's header besides the written ranges.
@@ -52,7 +72,7 @@ pub(crate) struct PutShared {
     pub(crate) object: ObjectRef,
     pub(crate) size: u64,
     /// Every one gets every byte.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Places,
     pub(crate) header: PutHeader,
     state: Mutex<Guarded>,
     /// Told whenever a call ends or the phase changes.
@@ -72,7 +92,7 @@ impl PutShared {
     pub(crate) fn new(
         object: ObjectRef,
         size: u64,
-        places: Vec<Place>,
+        places: Places,
         header: PutHeader,
         rows: usize,
     ) -> Self {
@@ -147,14 +167,45 @@ impl PutShared {
         ready
     }
 
-    /// Notes that bytes of the header are about to move. Refused once the session was settled, or its owner
-    /// has let go of it: then its memory may be anybody's.
-    pub(crate) fn hold(&self) -> Result<(), StoreError> {
+    /// Notes that bytes of the header are about to move, and gives it to `encode`. Refused once the session was
+    /// settled, or its owner has let go of it: then its memory may be anybody's. Whatever `encode`
+    /// answers, [`end_header`](Self::end_header) must follow.
+    pub(crate) fn begin_header<T>(
+        &self,
+        checksums: Checksums,
+        encode: impl FnOnce(&HeaderFields<'_>, &WrittenRanges) -> T,
+    ) -> Result<T, StoreError> {
+        let header = HeaderFields {
+            state: HeaderState::Sealed,
+            generation: self.object.generation,
+            tenant: &self.header.tenant,
+            key: &self.object.key,
+            group: self.header.group.as_deref(),
+            payload_len: self.size,
+            fingerprint: self.header.fingerprint,
+            layout_id: self.header.layout_id,
+            epoch: self.header.epoch,
+            prefix_index: self.header.prefix_index,
+            checksums,
+        };
         let mut state = self.state.lock();
         if state.abandoned {
             return Err(StoreError::SessionEnded);
         }
-        state.put.hold().map_err(closed)
+        state.put.hold().map_err(closed)?;
+        Ok(encode(&header, state.put.written()))
+    }
+
+    /// Notes that no byte of the header moves any more. If it is `written`, what is left to do is to commit.
+    pub(crate) fn end_header(&self, written: bool) {
+        {
+            let mut state = self.state.lock();
+            state.put.release();
+            if written {
+                state.intent = Intent::End;
+            }
+        }
+        self.changed.notify_waiters();
     }
 
     /// Notes that nobody knows whether a write that ended is still carried out.
@@ -163,24 +214,10 @@ impl PutShared {
         self.changed.notify_waiters();
     }
 
-    pub(crate) fn check_confirmed(&self) -> Result<(), StoreError> {
-        self.state.lock().put.check_confirmed().map_err(closed)
-    }
-
-    /// Notes that they have ended.
-    pub(crate) fn release(&self) {
-        self.state.lock().put.release();
-        self.changed.notify_waiters();
-    }
-
     pub(crate) fn seal(&self) -> Result<(), StoreError> {
         let sealed = self.state.lock().put.seal().map_err(closed);
         self.changed.notify_waiters();
         sealed
-    }
-
-    pub(crate) fn reopen(&self) {
-        self.state.lock().put.reopen();
     }
 
     /// Notes the master's answer. `false` if the session was over before.
@@ -205,6 +242,9 @@ impl PutShared {
         deadline: Instant,
         after: Duration,
     ) -> Result<(), StoreError> {
+        if self.state.lock().put.is_idle() {
+            return Ok(());
+        }
         let idle = async {
             loop {
                 let changed = self.changed.notified();
@@ -223,14 +263,21 @@ impl PutShared {
         })
     }
 
-    pub(crate) fn check_complete(&self) -> Result<(), StoreError> {
-        self.state
-            .lock()
-            .put
-            .check_complete()
-            .map_err(|gap| StoreError::Incomplete {
+    /// What is left to do before the session can be committed. Refused if it is in doubt; one with bytes that
+    /// nobody wrote is refused and opened again.
+    pub(crate) fn left_to_do(&self) -> Result<LeftToDo, StoreError> {
+        let mut state = self.state.lock();
+        state.put.check_confirmed().map_err(closed)?;
+        if let Err(gap) = state.put.check_complete() {
+            state.put.reopen();
+            return Err(StoreError::Incomplete {
                 first_missing: gap.start(),
-            })
+            });
+        }
+        Ok(LeftToDo {
+            refresh: state.put.written().stale().next().is_some(),
+            header: state.intent != Intent::End,
+        })
     }
 
     /// Runs `f` on the state, for the few steps that only the end of a session takes.
@@ -247,36 +294,22 @@ impl PutShared {
         self.state.lock().intent = intent;
     }
 
-    /// The header of the whole object.
-    pub(crate) fn sealed_header(&self, checksums: Checksums) -> ObjectHeader {
-        let rows = self.state.lock().put.written().rows().collect();
-        ObjectHeader {
-            state: HeaderState::Sealed,
-            generation: self.object.generation,
-            tenant: self.header.tenant.clone(),
-            key: self.object.key.clone(),
-            group: self.header.group.clone(),
-            payload_len: self.size,
-            fingerprint: self.header.fingerprint,
-            layout_id: self.header.layout_id,
-            epoch: self.header.epoch,
-            prefix_index: self.header.prefix_index,
-            checksums,
-            rows,
-        }
-    }
-
-    /// Seals a session whose owner let go of it. `true` if its intent can be carried out at once; else
-    /// the end of its last transfer says so, or it is over already.
-    pub(crate) fn abandon(&self) -> bool {
-        let ready = {
+    /// Seals a session whose owner let go of it.
+    pub(crate) fn abandon(&self) -> Abandoned {
+        let abandoned = {
             let mut state = self.state.lock();
-            let sealed = state.put.seal().is_ok();
-            state.abandoned |= sealed;
-            sealed && state.put.is_idle()
+            if state.put.seal().is_err() {
+                return Abandoned::Over;
+            }
+            state.abandoned = true;
+            if state.put.is_idle() {
+                Abandoned::Idle
+            } else {
+                Abandoned::Busy
+            }
         };
         self.changed.notify_waiters();
-        ready
+        abandoned
     }
 }
 
@@ -337,10 +370,10 @@ impl PutSession {
 
 impl Drop for PutSession {
     fn drop(&mut self) {
-        if self.shared.abandon() {
-            self.core.finisher.settle_later(Arc::clone(&self.shared));
-        } else {
-            self.core.finisher.left_sealed(&self.shared);
+        match self.shared.abandon() {
+            Abandoned::Idle => self.core.finisher.settle_later(Arc::clone(&self.shared)),
+            Abandoned::Busy => self.core.finisher.left_sealed(&self.shared),
+            Abandoned::Over => {}
         }
     }
 }
