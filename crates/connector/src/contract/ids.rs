@@ -68,6 +68,9 @@ pub struct HashTextError {
     pub text: String,
 }
 
+/// Bytes that are written as digits in one go.
+const HEX_AT_ONCE: usize = 32;
+
 impl BlockHash {
     /// Takes a copy.
     pub fn new(bytes: &[u8]) -> Self {
@@ -87,11 +90,12 @@ impl BlockHash {
             b'a'..=b'f' => Ok(byte - b'a' + 10),
             _ => Err(error()),
         };
-        let pairs = text.as_bytes().chunks_exact(2);
-        pairs
-            .map(|pair| Ok(digit(pair[0])? << 4 | digit(pair[1])?))
-            .collect::<Result<Arc<[u8]>, _>>()
-            .map(Self)
+        // With its length known: collecting results would grow it step by step.
+        let mut bytes = Vec::with_capacity(text.len() / 2);
+        for pair in text.as_bytes().chunks_exact(2) {
+            bytes.push(digit(pair[0])? << 4 | digit(pair[1])?);
+        }
+        Ok(Self(bytes.into()))
     }
 
     /// The bytes.
@@ -102,7 +106,19 @@ impl BlockHash {
 
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        // Many digits at a time: a step's metadata has hundreds of hashes, and formatting byte by byte costs
+        // some thirty times as much.
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; 2 * HEX_AT_ONCE];
+        for part in self.0.chunks(HEX_AT_ONCE) {
+            for (byte, pair) in part.iter().zip(text.chunks_exact_mut(2)) {
+                pair[0] = DIGITS[usize::from(byte >> 4)];
+                pair[1] = DIGITS[usize::from(byte & 15)];
+            }
+            let text = str::from_utf8(&text[..2 * part.len()]);
+            f.write_str(text.expect("digits are ASCII"))?;
+        }
+        Ok(())
     }
 }
 
