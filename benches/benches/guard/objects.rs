@@ -3,9 +3,10 @@
 use std::num::NonZeroU64;
 
 use anyhow::{Result, ensure};
+use bytes::Bytes;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::{
-    Checksums, HeaderState, ObjectHeader, ReadPlan, Row, WrittenRanges,
+    Checksums, Expected, HeaderState, HeaderView, ObjectHeader, ReadPlan, Row, Rows, WrittenRanges,
 };
 use layercake_protocol::ids::{Epoch, Generation};
 use layercake_protocol::key::Tenant;
@@ -20,6 +21,7 @@ use crate::{Path, count, key};
 pub(crate) const PATHS: &[Path] = &[
     ("header: 64 rows, encoded", encode),
     ("header: 64 rows, decoded", decode),
+    ("header: 64 rows, checked where they lie", check),
     ("header: 64 rows, noted as written", note),
     ("header: 64 pieces, planned and verified", verify),
     ("layout: a layer's template, made and bound", bind),
@@ -76,6 +78,26 @@ fn decode() -> Result<()> {
     Ok(())
 }
 
+fn check() -> Result<()> {
+    let header = header()?;
+    let bytes = Bytes::from(header.encode()?);
+    let expected = Expected {
+        tenant: &header.tenant,
+        key: &header.key,
+        generation: header.generation,
+        payload_len: header.payload_len,
+        fingerprint: header.fingerprint,
+    };
+    let rows = count(|| -> Result<Rows> {
+        let view = HeaderView::parse(&bytes)?;
+        view.check(&expected)?;
+        view.check_sealed()?;
+        Ok(view.rows(&bytes))
+    })??;
+    ensure!(rows.iter().eq(header.rows), "the rows changed");
+    Ok(())
+}
+
 fn note() -> Result<()> {
     let rows = rows()?;
     let written = count(|| {
@@ -90,7 +112,9 @@ fn note() -> Result<()> {
 }
 
 fn verify() -> Result<()> {
-    let rows = rows()?;
+    let header = header()?;
+    let bytes = Bytes::from(header.encode()?);
+    let rows = HeaderView::parse(&bytes)?.rows(&bytes);
     let wanted = (0..ROWS).map(range).collect::<Result<Vec<_>>>()?;
     let crcs: Vec<_> = rows.iter().map(|row| row.crc32c).collect();
     let verified = count(|| ReadPlan::new(&rows, &wanted).verify(&crcs))??;
