@@ -106,8 +106,8 @@ impl BlockHash {
 
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Many digits at a time: a step's metadata has hundreds of hashes, and formatting byte by byte costs
-        // some thirty times as much.
+        // Many digits at a time: a step's metadata has hundreds of hashes, and formatting byte by byte makes all of it
+        // cost seven times as much.
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 2 * HEX_AT_ONCE];
         for part in self.0.chunks(HEX_AT_ONCE) {
