@@ -1,8 +1,9 @@
-//! The master: cost per key as its table grows, memory per object, and the same through gRPC.
+//! The master: cost per key as its table grows, memory per object, and the same by each way to it: the last
+//! alone with the argument `wire`.
 
 mod growth;
-mod grpc;
 mod pool;
+mod wire;
 
 use anyhow::Result;
 
@@ -14,10 +15,12 @@ fn main() -> Result<()> {
     if std::env::args().any(|argument| argument == "--test") {
         return Ok(());
     }
-    growth::print_table()?;
+    if !std::env::args().any(|argument| argument == "wire") {
+        growth::print_table()?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(grpc::print_table())
+    runtime.block_on(wire::print_table())
 }

@@ -10,11 +10,11 @@ use prost::Message as _;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// A frame on its way to the master.
+/// A frame on its way to the master over gRPC.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// Who asks, and which call it is.
-    pub(super) context: wire::Context,
+    /// Who asks, and which call it is: a frame without a request.
+    pub(super) context: wire::ClientFrame,
     /// What [`encode_body`] made.
     pub(super) body: Bytes,
 }
@@ -64,12 +64,8 @@ impl Encoder for FrameEncoder {
     type Error = Status;
 
     fn encode(&mut self, item: Outgoing, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        let context = wire::ClientFrame {
-            context: Some(item.context),
-            request: None,
-        };
-        buffer.reserve(context.encoded_len() + item.body.len());
-        context
+        buffer.reserve(item.context.encoded_len() + item.body.len());
+        item.context
             .encode(buffer)
             .map_err(|error| Status::internal(error.to_string()))?;
         buffer.put(item.body);

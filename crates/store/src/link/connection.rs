@@ -85,10 +85,18 @@ impl Carrier {
     }
 
     /// Hands a frame over.
-    async fn send(&self, frame: Outgoing, deadline: Instant) -> Result<(), AskError> {
+    async fn send(
+        &self,
+        context: wire::ClientFrame,
+        body: &Bytes,
+        deadline: Instant,
+    ) -> Result<(), AskError> {
         const BROKEN: AskError = AskError::Broken { handed_over: false };
         match self {
-            Self::Grpc(outgoing) => match outgoing.try_send(frame) {
+            Self::Grpc(outgoing) => match outgoing.try_send(Outgoing {
+                context,
+                body: body.clone(),
+            }) {
                 Ok(()) => Ok(()),
                 Err(TrySendError::Closed(_)) => Err(BROKEN),
                 Err(TrySendError::Full(frame)) => timeout_at(deadline, outgoing.send(frame))
@@ -97,7 +105,7 @@ impl Carrier {
                     .map_err(|_| BROKEN),
             },
             Self::Lane(lane) => loop {
-                match lane.writer.offer(&frame) {
+                match lane.writer.offer(&context, body) {
                     Ok(()) => return Ok(()),
                     Err(Offer::Broken) => return Err(BROKEN),
                     Err(Offer::Refused(error)) => {
@@ -109,7 +117,7 @@ impl Carrier {
                 let room = lane.writer.room();
                 tokio::pin!(room);
                 room.as_mut().enable();
-                match lane.writer.offer(&frame) {
+                match lane.writer.offer(&context, body) {
                     Err(Offer::Full) => timeout_at(deadline, room)
                         .await
                         .map_err(|_| AskError::Elapsed)?,
@@ -180,22 +188,25 @@ impl Wires {
         }
     }
 
-    pub(super) fn frame(&self, term: Option<Term>, id: RequestId, request: &Request) -> Outgoing {
+    /// Hands a request over, whose answer is awaited elsewhere.
+    pub(super) async fn send(
+        &self,
+        term: Option<Term>,
+        id: RequestId,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<(), AskError> {
         let context = Context {
             term,
             client: self.client,
             request: id,
             tenant: request.tenant.clone(),
         };
-        Outgoing {
-            context: (&context).into(),
-            body: request.body.clone(),
-        }
-    }
-
-    /// Queues a frame whose answer is read by the caller.
-    pub(super) async fn send(&self, frame: Outgoing, deadline: Instant) -> Result<(), AskError> {
-        self.carrier.send(frame, deadline).await
+        let context = wire::ClientFrame {
+            context: Some((&context).into()),
+            request: None,
+        };
+        self.carrier.send(context, &request.body, deadline).await
     }
 }
 
@@ -262,8 +273,8 @@ impl Connection {
             over: false,
             answer,
         };
-        let frame = self.wires.frame(Some(self.term), id, request);
-        if let Err(error) = self.wires.send(frame, deadline).await {
+        let sent = self.wires.send(Some(self.term), id, request, deadline);
+        if let Err(error) = sent.await {
             if error != AskError::Elapsed {
                 self.stop.cancel();
             }

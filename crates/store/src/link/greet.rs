@@ -115,7 +115,8 @@ async fn open<C: Connector>(
         })?
         .http2_keep_alive_interval(timeouts.ping_every)
         .keep_alive_timeout(timeouts.ping)
-        .keep_alive_while_idle(true)
+        // A stream keeps it from being idle; beside a lane, it is.
+        .keep_alive_while_idle(false)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .executor(Tracked(shared.tracker.clone()));
@@ -196,7 +197,7 @@ async fn say_join(shared: &Shared, carrier: Carrier) -> Result<(Wires, RequestId
     let id = shared.next_request();
     let deadline = tokio::time::Instant::now() + shared.config.timeouts.connect;
     wires
-        .send(wires.frame(None, id, &join), deadline)
+        .send(None, id, &join, deadline)
         .await
         .map_err(|_| shared.unreachable("the stream ended before it began".to_owned()))?;
     Ok((wires, id))

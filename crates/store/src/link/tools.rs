@@ -110,9 +110,12 @@ impl MasterLink {
                 .insert(TICKET_METADATA, encode_ticket(&connection.ticket));
             match timeout_at(deadline, call(client, request)).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),
-                // A ticket that was not shown for long is forgotten: greet anew for another.
+                // A ticket that was not shown for long is forgotten, and beside a lane nobody notices that
+                // the connection for these calls has gone: greet anew for another.
                 Ok(Err(status))
-                    if !renewed && decode_status(&status) == Some(Refusal::Unauthenticated) =>
+                    if !renewed
+                        && (decode_status(&status) == Some(Refusal::Unauthenticated)
+                            || connection.lane().is_some() && is_broken(&status)) =>
                 {
                     renewed = true;
                     connection.stop.cancel();
@@ -134,4 +137,9 @@ impl MasterLink {
     fn checked<T>(&self, value: Result<T, WireError>) -> Result<T, StoreError> {
         value.map_err(|error| self.shared().bad_answer(error))
     }
+}
+
+/// Whether a status is that of a connection, not an answer.
+fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some() && decode_status(status).is_none()
 }

@@ -11,6 +11,7 @@ use layercake_store::StoreError;
 use layercake_store::link::{Backoff, Exists, LinkConfig, LinkState, MasterLink, StartOptions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::common::proxy::{Flow, Proxy};
@@ -237,33 +238,60 @@ async fn without_lanes_a_link_uses_grpc() {
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"\xff\xff\xff\xff",
     ] {
-        let front = only_http2(cluster.master.address, answer).await;
+        let (front, _cut) = front(cluster.master.address, Some(answer)).await;
         let link = connected(config(front)).await;
         assert!(!link.uses_lane());
         assert!(link.exists(&Exists::readable(&[key("k")])).await.is_ok());
     }
 }
 
-/// Forwards connections that speak HTTP/2, and answers others with something else.
-async fn only_http2(master: SocketAddr, answer: &'static [u8]) -> SocketAddr {
+#[tokio::test]
+async fn tools_get_another_connection_when_theirs_has_gone_beside_the_lane() {
+    let cluster = start().await;
+    let (front, cut) = front(cluster.master.address, None).await;
+    let link = connected(config(front)).await;
+    assert!(link.uses_lane() && link.status().await.is_ok());
+    cut.send_replace(());
+    assert!(link.exists(&Exists::readable(&[key("k")])).await.is_ok());
+    eventually_async("tools are served again", async || {
+        link.status().await.is_ok()
+    })
+    .await;
+    assert!(link.uses_lane());
+}
+
+/// Forwards connections to a master. What does not speak HTTP/2 is answered with something else, if so asked;
+/// what does is cut by the sender.
+async fn front(
+    master: SocketAddr,
+    others: Option<&'static [u8]>,
+) -> (SocketAddr, watch::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
+    let (cut, cuts) = watch::channel(());
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
+            let mut cuts = cuts.clone();
+            cuts.mark_unchanged();
             tokio::spawn(async move {
                 let mut first = [0; 8];
                 if client.read_exact(&mut first).await.is_err() {
                     return;
                 }
-                if !first.starts_with(b"PRI") {
+                let http2 = first.starts_with(b"PRI");
+                if let (false, Some(answer)) = (http2, others) {
                     drop(client.write_all(answer).await);
                     return;
                 }
                 let mut master = TcpStream::connect(master).await.expect("it is up");
+                drop((client.set_nodelay(true), master.set_nodelay(true)));
                 master.write_all(&first).await.expect("it listens");
-                drop(tokio::io::copy_bidirectional(&mut client, &mut master).await);
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut client, &mut master) => {}
+                    Ok(()) = cuts.changed(), if http2 => {}
+                }
             });
         }
     });
-    address
+    (address, cut)
 }

@@ -15,13 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use layercake_protocol::lane::{EMPTY, LaneError, put_frame_of};
-use layercake_protocol::wire;
+use layercake_protocol::wire::ClientFrame;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use super::line::Line;
-use crate::link::codec::Outgoing;
 
 /// Callers wait while so many bytes wait for the one that writes.
 const MOST_QUEUED: usize = 256 << 10;
@@ -85,13 +84,9 @@ impl Writer {
         }
     }
 
-    /// Takes a frame, which is written now or soon.
-    pub(in crate::link) fn offer(&self, frame: &Outgoing) -> Result<(), Offer> {
-        let context = wire::ClientFrame {
-            context: Some(frame.context.clone()),
-            request: None,
-        };
-        self.append(|bytes| put_frame_of(bytes, &context, &frame.body))
+    /// Takes a frame, in two parts of its encoded form; it is written now or soon.
+    pub(in crate::link) fn offer(&self, context: &ClientFrame, body: &[u8]) -> Result<(), Offer> {
+        self.append(|bytes| put_frame_of(bytes, context, body))
     }
 
     /// Says an empty frame if nothing was said since the last time.

@@ -1,8 +1,8 @@
-//! The calls through gRPC, by a client in this process over loopback.
+//! The calls by each way to the master, by a client in this process over loopback.
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use layercake_benches::keys::keys;
 use layercake_benches::table::{Table, median};
 use layercake_master::{Master, MasterConfig};
@@ -11,6 +11,17 @@ use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig}
 use layercake_store::link::{self, LinkConfig, MasterLink, StartOptions};
 use layercake_store::{Node, NodeConfig};
 use layercake_transport::{Engine, EngineConfig};
+use tokio::runtime::Handle;
+
+/// Names; whether over a lane; whether the caller's thread blocks for the answer, and so reads it itself.
+const WAYS: [(&str, bool, bool); 3] = [
+    ("gRPC", false, false),
+    ("lane", true, false),
+    ("lane, blocking", true, true),
+];
+
+/// More than the keys that one way takes.
+const KEYS_PER_WAY: usize = 1_000_000;
 
 /// See the module's description.
 pub(crate) async fn print_table() -> Result<()> {
@@ -27,22 +38,46 @@ pub(crate) async fn print_table() -> Result<()> {
         let _stopped = stopped.await;
     }));
     let engine = Engine::start(EngineConfig::default())?;
-    let connect = |name: &str| {
+    let connect = |name: &str, lane: bool| {
         MasterLink::connect(LinkConfig {
             endpoint: Some(engine.endpoint().clone()),
+            lane,
             ..LinkConfig::new(address.clone(), name)
         })
     };
     let node = Node::start(
         NodeConfig::lending(512 << 20, false),
         engine.clone(),
-        connect("bench-node").await?,
+        connect("bench-node", true).await?,
     )
     .await?;
-    let link = connect("bench").await?;
-    grpc_table(&link).await?;
+    println!("\nover loopback, client and master in one process");
+    let mut table = Table::new(&[
+        "way",
+        "keys",
+        "exists us/call",
+        "keys/s",
+        "put start us/call",
+        "put end us/call",
+    ]);
+    for (turn, (way, lane, blocks)) in WAYS.into_iter().enumerate() {
+        let link = connect("bench", lane).await?;
+        ensure!(link.uses_lane() == lane, "the link went another way");
+        let first = turn * KEYS_PER_WAY;
+        let rows = if blocks {
+            let (link, runtime) = (link.clone(), Handle::current());
+            let calls = move || link.block_on(&runtime, rows(&link, first));
+            tokio::task::spawn_blocking(calls).await??
+        } else {
+            rows(&link, first).await?
+        };
+        for row in rows {
+            table.row([vec![way.to_owned()], row].concat());
+        }
+        link.close(Duration::from_secs(1)).await?;
+    }
+    print!("{}", table.render());
     node.shutdown(Duration::from_secs(3)).await?;
-    link.close(Duration::from_secs(1)).await?;
     drop(stop);
     serving.await??;
     Ok(())
@@ -59,17 +94,10 @@ fn probe(keys: &[ObjectKey]) -> link::Exists<'_> {
     }
 }
 
-async fn grpc_table(link: &MasterLink) -> Result<()> {
-    println!("\nthrough gRPC on loopback, client and master in one process");
-    let mut table = Table::new(&[
-        "keys",
-        "exists us/call",
-        "keys/s",
-        "put start us/call",
-        "put end us/call",
-    ]);
+/// A row for each size of batch. Keys from number `next` on are new.
+async fn rows(link: &MasterLink, mut next: usize) -> Result<Vec<Vec<String>>> {
     let config = ReplicateConfig::default();
-    let mut next = 0;
+    let mut rows = Vec::new();
     for (count, rounds) in [(1_usize, 2000), (64, 300), (2048, 20), (20_000, 1)] {
         let mut times = [const { Vec::new() }; 3];
         for _ in 0..rounds {
@@ -105,7 +133,7 @@ async fn grpc_table(link: &MasterLink) -> Result<()> {
             }
         }
         let [exists, start, end] = times.map(median);
-        table.row(vec![
+        rows.push(vec![
             count.to_string(),
             format!("{exists:.1}"),
             format!("{:.0}", count as f64 / exists * 1e6),
@@ -113,6 +141,5 @@ async fn grpc_table(link: &MasterLink) -> Result<()> {
             format!("{end:.1}"),
         ]);
     }
-    print!("{}", table.render());
-    Ok(())
+    Ok(rows)
 }
