@@ -86,14 +86,17 @@ def counts(file: Path, units: int) -> dict[str, float]:
 
 
 def shares(file: Path) -> dict[str, float]:
-    """Whose code the samples of `perf record` lie in, in percent."""
-    command = ["perf", "report", "-i", str(file), "--no-children", "--sort", "dso", "-t", ";", "-q"]
+    """Whose code the samples of `perf record` lie in, in percent; nothing if they are too few to tell."""
+    command = ["perf", "report", "-i", str(file), "--no-children", "-n", "--sort", "dso", "-t", ";", "-q"]
     told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120)
     found = dict.fromkeys(("in_kernel", "in_python", "in_c_library", "in_provider"), 0.0)
+    total = 0
     for line in told.stdout.splitlines():
-        share, divided, where = map(str.strip, line.partition(";"))
-        if not divided:
+        cells = [cell.strip() for cell in line.split(";")]
+        if len(cells) != 3:
             continue
+        samples, where = int(cells[1]), cells[2]
+        total += samples
         if where.startswith("[k"):
             name = "in_kernel"
         elif "python" in where or "multiarray" in where:
@@ -102,8 +105,8 @@ def shares(file: Path) -> dict[str, float]:
             name = "in_c_library"
         else:
             name = "in_provider"
-        found[name] += float(share.rstrip("%"))
-    return found
+        found[name] += samples
+    return {name: 100 * samples / total for name, samples in found.items()} if total >= 50 else {}
 
 
 def can_count() -> bool:

@@ -250,12 +250,14 @@ fn kernel(text: &mut String, results: &Results) {
     text.push_str(
         "\n### What the kernel is asked for\n\nSystem calls and context switches of all processes together.\n\n",
     );
-    per_line(text, results, &results.providers(), &COUNTS);
+    let with_unit = |line: &Line| format!("{}, per {}", line.label, results.unit(line.place()));
+    per_line(text, results, &results.providers(), &COUNTS, with_unit);
     text.push_str(
         "\n### Where the processors are\n\nIn percent of the processor time of all processes together, by samples: in the provider's own code, in \
-         the C library, in the kernel, in Python. Differences of five points say nothing.\n\n",
+         the C library, in the kernel, in Python. Differences of five points say nothing; work that is over too soon has no line.\n\n",
     );
-    per_line(text, results, &[OURS, MOONCAKE], &SHARES);
+    let plain = |line: &Line| line.label.to_owned();
+    per_line(text, results, &[OURS, MOONCAKE], &SHARES, plain);
 }
 
 /// Figures and their names.
@@ -270,7 +272,13 @@ const SHARES: [(&str, &str); 4] = [
 ];
 
 /// A table with several figures of every provider.
-fn per_line(text: &mut String, results: &Results, providers: &[&str], columns: &Columns) {
+fn per_line(
+    text: &mut String,
+    results: &Results,
+    providers: &[&str],
+    columns: &Columns,
+    label: impl Fn(&Line) -> String,
+) {
     let titles = providers.iter().flat_map(|provider| {
         columns.iter().enumerate().map(move |(index, (_, name))| {
             if index == 0 {
@@ -284,18 +292,17 @@ fn per_line(text: &mut String, results: &Results, providers: &[&str], columns: &
     header(text, &titles.iter().map(String::as_str).collect::<Vec<_>>());
     for group in GROUPS.into_iter().filter(|group| group.cost.is_some()) {
         for line in group.lines {
-            let unit = results.unit(line.place());
             let cells = providers.iter().flat_map(|provider| {
                 columns.iter().map(|(figure, _)| {
                     let median = results.median(provider, line.of(figure));
                     median.map(show).unwrap_or_default()
                 })
             });
-            let cells = cells.collect::<Vec<_>>().join(" | ");
-            put(
-                text,
-                format_args!("| {}, per {unit} | {cells} |\n", line.label),
-            );
+            let cells: Vec<String> = cells.collect();
+            if cells.iter().any(|cell| !cell.is_empty()) {
+                let label = label(line);
+                put(text, format_args!("| {label} | {} |\n", cells.join(" | ")));
+            }
         }
     }
 }

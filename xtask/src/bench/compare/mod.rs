@@ -174,7 +174,12 @@ fn conditions(providers: &[Provider], options: &Comparison) -> Result<Vec<(Strin
         ("memory", format!("{} GiB", (kib + (1 << 19)) >> 20)),
         (
             "kernel",
-            read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            read("/proc/sys/kernel/osrelease")
+                .trim()
+                .split('-')
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
         ),
         (
             "congestion control",
@@ -189,6 +194,15 @@ fn conditions(providers: &[Provider], options: &Comparison) -> Result<Vec<(Strin
                 (None, true) => commit,
                 (None, false) => format!("{commit} with changes"),
             },
+        ),
+        // What else the machine had to do.
+        (
+            "load at the start",
+            read("/proc/loadavg")
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
         ),
         ("rounds", options.rounds.to_string()),
         (
