@@ -42,13 +42,17 @@ const fn plot(file: &'static str, group: &'static Group, cost: bool, logarithmic
 }
 
 pub(crate) fn write() -> Result<()> {
+    for (name, text) in render()? {
+        std::fs::write(run::root().join(&name), text).with_context(|| format!("write {name}"))?;
+        println!("{name}");
+    }
+    Ok(())
+}
+
+/// The plots and the page, by the names of their files.
+fn render() -> Result<Vec<(String, String)>> {
     let read = |name: &str| {
         std::fs::read_to_string(run::root().join(name)).with_context(|| format!("read {name}"))
-    };
-    let write = |name: &str, text: &str| {
-        std::fs::write(run::root().join(name), text).with_context(|| format!("write {name}"))?;
-        println!("{name}");
-        anyhow::Ok(())
     };
     let parse = |name: &str| -> Result<Results> {
         serde_json::from_str(&read(name)?).with_context(|| format!("read {name}"))
@@ -61,18 +65,16 @@ pub(crate) fn write() -> Result<()> {
     let Some((_, after)) = rest.split_once(END) else {
         bail!("{PAGE} has no mark `{END}`");
     };
-    for plot in &PLOTS {
-        write(
-            &format!("docs/performance/{}", plot.file),
-            &chart(&results, plot).render(),
-        )?;
-    }
     let mut text = figures(&results);
     if run::root().join(PUBLISHED_LINK).is_file() {
         over_a_link(&mut text, &parse(PUBLISHED_LINK)?);
     }
-    let text = format!("{before}{BEGIN}\n\n{text}\n{END}{after}");
-    write(PAGE, &text)
+    let plots = PLOTS.iter().map(|plot| {
+        let name = format!("docs/performance/{}", plot.file);
+        (name, chart(&results, plot).render())
+    });
+    let page = format!("{before}{BEGIN}\n\n{text}\n{END}{after}");
+    Ok(plots.chain([(PAGE.to_owned(), page)]).collect())
 }
 
 /// The figure of a line that a plot or table shows, and its unit.
@@ -310,4 +312,20 @@ fn per_line(
 fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
     // A string takes whatever is written to it.
     let _written = text.write_fmt(what);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_and_its_plots_are_those_of_the_published_figures() {
+        for (name, text) in render().expect("the published figures") {
+            let there = std::fs::read_to_string(run::root().join(&name)).expect("a file");
+            assert!(
+                there == text,
+                "{name} is out of step with {PUBLISHED}: `cargo xtask bench --page` writes it anew"
+            );
+        }
+    }
 }
