@@ -1,14 +1,18 @@
 //! Looks a call's keys up before their turn comes.
 //!
-//! The way to an entry leads through four places in memory: the line of the index, the entry, and the key's
-//! text behind it. In a large table none of them is in a cache, and one after the other they take most of a
-//! call's time. So the keys of a batch take each of these steps together, a window at a time: the processor
+//! The way to an entry leads through three places in memory: the line of the index, the entry, and the key's
+//! text. In a large table none of them is in a cache, and one after the other they take most of a call's
+//! time. So the keys of a batch take each of these steps together, a window at a time: the processor
 //! fetches many lines at once, and the call proper finds all of them in its cache.
+//!
+//! A step first looks where things lie, which reads only what the step before has fetched, and then asks for
+//! all of them. Mixed, what is read would wait behind what is asked for.
 //!
 //! This is a hint only. Locks are held for one shard's keys and one step, what others hold is left out,
 //! and what is found here may change before the call comes to it: the call looks again.
 
 use super::State;
+use super::prefetch::Span;
 use super::shard::{KeyHash, Shard};
 
 /// Keys that are looked ahead for at once. What is fetched for them stays well inside a core's own cache.
@@ -39,6 +43,8 @@ struct Hashed {
     hash: KeyHash,
     /// Of the entry that it seems to name.
     slot: Option<u32>,
+    /// What is to be fetched for it.
+    span: Span,
     /// The next key of the same shard.
     next: u16,
 }
@@ -84,6 +90,7 @@ impl<'a, K: ExactSizeIterator<Item = &'a str>> Ahead<'a, K> {
         self.window.clear();
         self.window.reserve(self.keys.len().min(WINDOW));
         self.heads.resize(self.state.shards.len(), END);
+        self.shards.reserve(self.heads.len());
         for (number, key) in (0..).zip(self.keys.by_ref().take(WINDOW)) {
             let hash = self.state.hasher.hash(self.tenant, key);
             let next = std::mem::replace(&mut self.heads[hash.shard], number);
@@ -93,15 +100,17 @@ impl<'a, K: ExactSizeIterator<Item = &'a str>> Ahead<'a, K> {
             self.window.push(Hashed {
                 hash,
                 slot: None,
+                span: Span::default(),
                 next,
             });
         }
-        self.step(|shard, key| shard.prefetch_name(key.hash.tag));
-        self.step(|shard, key| key.slot = shard.prefetch_entry(key.hash.tag));
+        self.step(|shard, key| key.span = shard.line(key.hash.tag));
         self.step(|shard, key| {
-            if let Some(slot) = key.slot {
-                shard.prefetch_key(slot);
-            }
+            key.slot = shard.tagged(key.hash.tag);
+            key.span = key.slot.map(|slot| shard.place(slot)).unwrap_or_default();
+        });
+        self.step(|shard, key| {
+            key.span = key.slot.map(|slot| shard.text(slot)).unwrap_or_default();
         });
         for shard in self.shards.drain(..) {
             self.heads[shard] = END;
@@ -109,16 +118,19 @@ impl<'a, K: ExactSizeIterator<Item = &'a str>> Ahead<'a, K> {
     }
 
     /// Does one step of the way for all keys of the window.
-    fn step(&mut self, step: impl Fn(&Shard, &mut Hashed)) {
+    fn step(&mut self, look: impl Fn(&Shard, &mut Hashed)) {
         for number in &self.shards {
             let Some(shard) = self.state.shards[*number].try_lock() else {
                 continue;
             };
             let mut at = self.heads[*number];
             while let Some(key) = self.window.get_mut(at as usize) {
-                step(&shard, key);
+                look(&shard, key);
                 at = key.next;
             }
+        }
+        for key in &mut self.window {
+            std::mem::take(&mut key.span).fetch();
         }
     }
 }

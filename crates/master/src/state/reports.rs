@@ -34,7 +34,7 @@ impl State {
             while let Some(from) = next {
                 let shard = self.shard(number);
                 next = shard.visit(from, |slot, entry| {
-                    let key = &*entry.key;
+                    let key = shard.key(entry);
                     let wanted = entry.tenant == tenant
                         && key.starts_with(list.prefix)
                         && (list.after.is_empty() || key > list.after);
@@ -70,13 +70,14 @@ impl State {
             Some(number) => number,
             None => None,
         };
-        for shard in 0..self.shards.len() {
+        for part in 0..self.shards.len() {
             let mut next = Some(0);
             while let Some(from) = next {
-                next = self.shard(shard).visit(from, |_, entry| {
+                let shard = self.shard(part);
+                next = shard.visit(from, |_, entry| {
                     let wanted = number.is_none_or(|number| number == entry.tenant);
                     if wanted && entry.phase == Phase::Complete {
-                        keys.push(stored_key(&entry.key));
+                        keys.push(stored_key(shard.key(entry)));
                     }
                 });
             }
@@ -207,7 +208,7 @@ fn object_stat(shard: &Shard, slot: u32, now: Moment, view: &View) -> ObjectStat
     let entry = shard.entry(slot);
     let places = entry.places.as_slice().iter();
     ObjectStat {
-        key: stored_key(&entry.key),
+        key: stored_key(shard.key(entry)),
         size: entry.size,
         state: match entry.phase {
             Phase::Complete => ObjectState::Complete,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use layercake_protocol::ids::{Epoch, Generation};
 use layercake_protocol::replica::GRANULE;
 
+use super::texts::Text;
 use crate::state::effects::Extent;
 use crate::state::groups::Group;
 use crate::state::moment::Moment;
@@ -134,8 +135,8 @@ pub(crate) const ANYBODY: u32 = u32::MAX;
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Empty without a name.
-    pub(crate) key: Box<str>,
+    /// None without a name.
+    pub(crate) key: Text,
     /// Payload bytes.
     pub(crate) size: u64,
     pub(crate) generation: Generation,
@@ -167,7 +168,7 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn vacant(next: u32) -> Self {
         Self {
-            key: Box::default(),
+            key: Text::NONE,
             size: 0,
             generation: Generation::NONE,
             epoch: Epoch::UNSET,
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn an_entry_stays_small() {
-        assert!(size_of::<Entry>() <= 112, "{} bytes", size_of::<Entry>());
+        assert!(size_of::<Entry>() <= 104, "{} bytes", size_of::<Entry>());
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! multiplication, so any number of lines will do, and the table grows by halves.
 
 use super::slab::NIL;
-use crate::state::prefetch::prefetch;
+use crate::state::prefetch::Span;
 
 /// Pairs in a line.
 const WAYS: usize = 8;
@@ -85,11 +85,10 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Fetches the line of a tag into the cache.
-    pub(crate) fn prefetch(&self, tag: u32) {
-        if let Some(line) = self.lines.get(self.home(tag)) {
-            prefetch(line);
-        }
+    /// Where a tag is looked for first.
+    pub(crate) fn line(&self, tag: u32) -> Span {
+        let line = self.lines.get(self.home(tag));
+        line.map(Span::of).unwrap_or_default()
     }
 
     /// The slot with this tag that `is` accepts.

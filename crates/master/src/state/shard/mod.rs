@@ -19,6 +19,7 @@ mod put;
 mod queue;
 mod scan;
 mod slab;
+mod texts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -29,7 +30,7 @@ pub(crate) use super::effects::{Effects, Fate, Reason};
 use super::groups::Handle;
 use super::moment::Moment;
 use super::numbers::NumberMap;
-use super::prefetch::prefetch;
+use super::prefetch::Span;
 
 pub(crate) use entry::{Entry, HARD_PINNED, Phase, Place, Places, SOFT_PINNED};
 use entry::{HAS_READERS, REPLACEMENT};
@@ -40,9 +41,10 @@ pub(crate) use queue::Key;
 use queue::SlotHeap;
 pub(crate) use scan::Departure;
 use slab::Slab;
+use texts::{Text, Texts};
 
 /// A key's place in the table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeyHash {
     pub(crate) shard: usize,
     /// Tells keys of a shard apart, nearly always.
@@ -80,6 +82,7 @@ pub(crate) struct Shard {
     number: u32,
     hasher: KeyHasher,
     slab: Slab,
+    texts: Texts,
     index: Index,
     origins: Origins,
     normal: SlotHeap,
@@ -104,6 +107,7 @@ impl Shard {
             number,
             hasher,
             slab: Slab::new(),
+            texts: Texts::default(),
             index: Index::default(),
             origins: Origins::default(),
             normal: SlotHeap::default(),
@@ -124,25 +128,28 @@ impl Shard {
     pub(crate) fn find(&self, tag: u32, tenant: u32, key: &str) -> Option<u32> {
         self.index.find(tag, |slot| {
             let entry = &self.slab[slot];
-            entry.tenant == tenant && *entry.key == *key
+            entry.tenant == tenant && self.texts.bytes(entry.key) == key.as_bytes()
         })
     }
 
-    /// Fetches what [`find`](Self::find) reads first.
-    pub(crate) fn prefetch_name(&self, tag: u32) {
-        self.index.prefetch(tag);
+    /// What [`find`](Self::find) reads first.
+    pub(crate) fn line(&self, tag: u32) -> Span {
+        self.index.line(tag)
     }
 
-    /// Fetches what it reads next: the entry that a key with this tag names, nearly always. Returns its slot.
-    pub(crate) fn prefetch_entry(&self, tag: u32) -> Option<u32> {
-        let slot = self.index.find(tag, |_| true)?;
-        self.slab.prefetch(slot);
-        Some(slot)
+    /// The slot that a key with this tag names, nearly always.
+    pub(crate) fn tagged(&self, tag: u32) -> Option<u32> {
+        self.index.find(tag, |_| true)
     }
 
-    /// Fetches what it reads last: the text of the entry's key.
-    pub(crate) fn prefetch_key(&self, slot: u32) {
-        prefetch(&*self.slab[slot].key);
+    /// What [`find`](Self::find) reads next: the entry in this slot.
+    pub(crate) fn place(&self, slot: u32) -> Span {
+        Span::of(&self.slab[slot])
+    }
+
+    /// What it reads last: the text of the entry's key.
+    pub(crate) fn text(&self, slot: u32) -> Span {
+        Span::of(self.texts.bytes(self.slab[slot].key))
     }
 
     pub(crate) fn entry(&self, slot: u32) -> &Entry {
@@ -159,6 +166,11 @@ impl Shard {
         known
             .then(|| &self.slab[handle.slot])
             .filter(|entry| entry.generation == handle.generation)
+    }
+
+    /// The key of an entry; empty without a name.
+    pub(crate) fn key(&self, entry: &Entry) -> &str {
+        self.texts.get(entry.key)
     }
 
     /// Fingerprint and layout of an entry.
@@ -204,10 +216,11 @@ impl Shard {
     /// Takes the name of a slot away, and gives it to the version that was to replace it, if there is one.
     fn unname(&mut self, slot: u32) {
         let entry = &mut self.slab[slot];
-        let key = std::mem::take(&mut entry.key);
-        let tag = self.hasher.hash(entry.tenant, &key).tag;
+        let key = std::mem::replace(&mut entry.key, Text::NONE);
+        let tag = self.hasher.hash(entry.tenant, self.texts.get(key)).tag;
         let Some(heir) = self.replacements.remove(&slot) else {
             self.index.remove(tag, slot);
+            self.texts.release(key);
             return;
         };
         self.index.replace(tag, slot, heir);
@@ -252,6 +265,7 @@ impl Shard {
     /// Makes a slot vacant whose entry has no name, queue or session of a writer any more.
     fn vacate(&mut self, slot: u32, fate: Fate, effects: &mut Effects) {
         let entry = self.slab.release(slot);
+        debug_assert_eq!(entry.key, Text::NONE, "its name was taken away before");
         if entry.has(HAS_READERS) {
             self.readers.remove(&slot);
         }

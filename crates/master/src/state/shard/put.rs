@@ -19,6 +19,7 @@ use super::entry::{
     ANYBODY, Entry, HARD_PINNED, NO_PROBE, Phase, Place, Places, Queue, REPLACEMENT, REPLACING,
     WATCHED,
 };
+use super::texts::Text;
 use super::{Effects, Fate, Reason, Shard};
 use crate::state::config::StateConfig;
 use crate::state::effects::Dropped;
@@ -167,9 +168,9 @@ impl Shard {
         }
         self.slab[slot] = Entry {
             key: if replaces.is_some() {
-                Box::default()
+                Text::NONE
             } else {
-                wanted.key.into()
+                self.texts.store(wanted.key)
             },
             size: wanted.size,
             generation: wanted.claim,
@@ -343,7 +344,8 @@ impl Shard {
         entry.phase = Phase::Complete;
         if entry.has(WATCHED) {
             entry.flags &= !WATCHED;
-            effects.settled.push((entry.tenant, entry.key.clone()));
+            let key = self.texts.get(entry.key).into();
+            effects.settled.push((entry.tenant, key));
         }
         if let Some(group) = &entry.group {
             group.add(handle);
@@ -432,13 +434,13 @@ impl Shard {
             .open
             .remove(&slot)
             .expect("an open entry has a session");
-        let key = if let Some(old) = open.replaces {
+        let key: Box<str> = if let Some(old) = open.replaces {
             self.replacements.remove(&old);
             let old = &mut self.slab[old];
             old.flags &= !REPLACING;
-            old.key.clone()
+            self.texts.get(old.key).into()
         } else {
-            let key = self.slab[slot].key.clone();
+            let key = self.key(&self.slab[slot]).into();
             self.unname(slot);
             key
         };

@@ -57,7 +57,7 @@ impl Shard {
             if entry.phase == Phase::Complete
                 && entry.tenant == tenant
                 && (force || self.lease_end(slot) <= now)
-                && matches(&entry.key)
+                && matches(self.key(entry))
             {
                 self.retire(now, slot, Reason::Removed, effects);
             }

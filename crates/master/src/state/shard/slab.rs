@@ -8,7 +8,6 @@
 use std::ops::{Index, IndexMut};
 
 use super::entry::{Entry, Phase};
-use crate::state::prefetch::prefetch;
 
 /// Entries in the first chunk.
 const FIRST: usize = 1 << FIRST_SHIFT;
@@ -75,11 +74,6 @@ impl Slab {
         debug_assert_ne!(entry.phase, Phase::Vacant, "a slot is released once");
         self.vacant = slot;
         entry
-    }
-
-    /// Fetches an entry into the cache.
-    pub(crate) fn prefetch(&self, slot: u32) {
-        prefetch(&self[slot]);
     }
 }
 
