@@ -4,4 +4,5 @@ mod cluster;
 mod equal;
 mod faults;
 mod network;
+mod random;
 mod rig;

@@ -1,0 +1,148 @@
+//! A step that loads a prompt and computes one token, layer by layer and in whole-object mode, in turns.
+//!
+//! Computing a layer takes a fixed time in which the thread sleeps, as it would wait for a device.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use layercake_benches::report::Report;
+use layercake_benches::table::median;
+use layercake_connector::contract::{
+    BlockHash, HostEvent, METADATA_VERSION, RequestStep, Span, StepMetadata, TableUpdate,
+    WorkerSide as _,
+};
+use layercake_connector::options::Options;
+use layercake_connector::worker::StoreWorker;
+
+use crate::setup::{Cache, Cluster, runtime};
+
+const LAYERS: u32 = 32;
+const BLOCKS: u64 = 64;
+const ENTRY: u64 = 32 << 10;
+const ROUNDS: usize = 9;
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Times that a layer takes to compute.
+const COMPUTE: [Duration; 3] = [
+    Duration::from_micros(500),
+    Duration::from_millis(2),
+    Duration::from_millis(6),
+];
+
+/// Measures both modes in turns.
+pub(crate) fn measure() -> Result<Report> {
+    let bytes = u64::from(LAYERS) * 2 * ENTRY * BLOCKS;
+    let cluster = Cluster::start(2 * bytes + (64 << 20))?;
+    let runtime = runtime(2)?;
+    let store = cluster.client(&runtime)?;
+    let cache = Cache::new(&store, LAYERS, ENTRY, BLOCKS)?;
+    let modes = [true, false].map(|layerwise| Options {
+        layerwise,
+        decline_slow_loads: false,
+        ..Options::default()
+    });
+    let mut workers = Vec::new();
+    for options in modes {
+        workers.push((cache.worker(&store, &runtime, options)?, 0));
+    }
+    let (worker, steps) = &mut workers[0];
+    step(worker, steps, false, Duration::ZERO)?;
+    let columns = [
+        "a layer computes for",
+        "all layers",
+        "layerwise, ms",
+        "exposed",
+        "whole objects, ms",
+        "exposed",
+        "layerwise of whole",
+    ];
+    let title = format!(
+        "a step that loads {BLOCKS} blocks of {LAYERS} layers, {} MiB in all; medians of {ROUNDS}",
+        bytes >> 20
+    );
+    let mut report = Report::new(title, &columns);
+    let rounded = |value: f64| (value * 100.0).round() / 100.0;
+    for compute in COMPUTE {
+        let mut took = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            for ((worker, steps), took) in workers.iter_mut().zip(&mut took) {
+                took.push(step(worker, steps, true, compute)?);
+            }
+        }
+        let computing = compute.as_secs_f64() * 1e3;
+        let least = computing * f64::from(LAYERS);
+        let [layerwise, whole] = took.map(median);
+        report.row(vec![
+            format!("{computing} ms").into(),
+            format!("{least} ms").into(),
+            rounded(layerwise).into(),
+            rounded(layerwise - least).into(),
+            rounded(whole).into(),
+            rounded(whole - least).into(),
+            rounded(layerwise / whole).into(),
+        ]);
+    }
+    Ok(report)
+}
+
+/// Saves or loads the prompt in a step, and ends the request in another. The milliseconds of the first.
+fn step(worker: &mut StoreWorker, steps: &mut u64, load: bool, compute: Duration) -> Result<f64> {
+    let span = Some(Span {
+        first: 0,
+        hashes: (0..BLOCKS)
+            .map(|block| BlockHash::new(&block.to_be_bytes()))
+            .collect(),
+    });
+    *steps += 2;
+    let name = format!("r{steps}");
+    let request = RequestStep {
+        request: name.as_str().into(),
+        attempt: 0,
+        epoch: 0,
+        table: TableUpdate {
+            replace: true,
+            blocks: (0..BLOCKS).collect(),
+        },
+        load: span.clone().filter(|_| load),
+        save: span.filter(|_| !load),
+        restore: 0,
+    };
+    let now = StepMetadata {
+        version: METADATA_VERSION,
+        step: *steps,
+        requests: vec![request],
+        ..StepMetadata::default()
+    };
+    let ending = StepMetadata {
+        step: *steps + 1,
+        requests: Vec::new(),
+        finished: vec![name.as_str().into()],
+        ..now.clone()
+    };
+    let begun = Instant::now();
+    worker.start_load(&now, HostEvent::done())?;
+    for layer in 0..LAYERS {
+        let ready = worker.wait_for_layer(layer)?;
+        ensure!(ready.invalid_blocks.is_empty(), "a load failed");
+        simulate(compute);
+        worker.save_layer(layer, HostEvent::done())?;
+    }
+    let took = begun.elapsed().as_secs_f64() * 1e3;
+    worker.wait_for_save(HostEvent::done())?;
+    worker.take_results();
+    worker.clear_metadata();
+    worker.start_load(&ending, HostEvent::done())?;
+    worker.wait_for_ends(PATIENCE);
+    worker.wait_for_save(HostEvent::done())?;
+    ensure!(worker.take_results().finished.len() == 1, "the saves end");
+    worker.clear_metadata();
+    Ok(took)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "simulated computation waits for nothing but time"
+)]
+fn simulate(compute: Duration) {
+    thread::sleep(compute);
+}

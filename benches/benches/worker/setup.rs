@@ -1,0 +1,179 @@
+//! A master and a node with threads of their own, and what a worker side is started with.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use layercake_connector::checks::{Deployment, Execution};
+use layercake_connector::contract::WorkerSide as _;
+use layercake_connector::contract::{CacheLayout, CacheRegistration, EntryCache, LayerCache};
+use layercake_connector::options::Options;
+use layercake_connector::worker::StoreWorker;
+use layercake_master::{Master, MasterConfig};
+use layercake_protocol::layout::{LayerSpec, ObjectLayout};
+use layercake_store::link::{LinkConfig, MasterLink};
+use layercake_store::node::{Node, NodeConfig, SegmentSpec};
+use layercake_store::{ClientConfig, StoreClient};
+use layercake_transport::{AllocateOptions, Engine, EngineConfig, Memory};
+use prometheus_client::registry::Registry;
+use tokio::runtime::Runtime;
+
+/// The servers of a bench; they end with it.
+pub(crate) struct Cluster {
+    _runtime: Runtime,
+    _node: (Engine, MasterLink, Node),
+    master: SocketAddr,
+}
+
+impl Cluster {
+    /// One node with so much memory.
+    pub(crate) fn start(bytes: u64) -> Result<Self> {
+        let runtime = runtime(2)?;
+        let (node, master) = runtime.block_on(servers(bytes))?;
+        Ok(Self {
+            _runtime: runtime,
+            _node: node,
+            master,
+        })
+    }
+
+    pub(crate) fn client(&self, runtime: &Runtime) -> Result<StoreClient> {
+        let engine = Engine::start(EngineConfig::default())?;
+        let config = link(self.master, "bench", &engine);
+        let connecting = StoreClient::connect(config, engine, ClientConfig::default());
+        Ok(runtime.block_on(connecting)?)
+    }
+}
+
+pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()?)
+}
+
+fn link(master: SocketAddr, name: &str, engine: &Engine) -> LinkConfig {
+    let mut config = LinkConfig::new(master.to_string(), name);
+    config.endpoint = Some(engine.endpoint().clone());
+    config
+}
+
+async fn servers(bytes: u64) -> Result<((Engine, MasterLink, Node), SocketAddr)> {
+    let config = MasterConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        ..MasterConfig::default()
+    };
+    let bound = Master::bind(config, &mut Registry::default()).await?;
+    let (address, monitor) = (bound.local_addr(), bound.monitor());
+    // Serves until the bench ends, and its runtime with it.
+    tokio::spawn(bound.serve(std::future::pending()));
+    let engine = Engine::start(EngineConfig::default())?;
+    let joined = MasterLink::connect(link(address, "node", &engine)).await?;
+    let segments = vec![SegmentSpec {
+        len: bytes,
+        huge_pages: false,
+    }];
+    let node = Node::start(NodeConfig { segments }, engine.clone(), joined.clone()).await?;
+    while monitor.status().segments == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(((engine, joined, node), address))
+}
+
+/// An engine's cache: entry after entry, block after block.
+pub(crate) struct Cache {
+    pub(crate) layout: ObjectLayout,
+    pub(crate) memory: Memory,
+    group: CacheLayout,
+    blocks: u64,
+}
+
+impl Cache {
+    /// Of `layers` layers with two entries of `entry` bytes each.
+    pub(crate) fn new(store: &StoreClient, layers: u32, entry: u64, blocks: u64) -> Result<Self> {
+        let specs = (0..layers).map(|layer| LayerSpec::new(layer, [("k", entry), ("v", entry)]));
+        let group = CacheLayout {
+            layers: specs.collect(),
+        };
+        let layout = group.object()?;
+        let options = AllocateOptions {
+            pretouch: true,
+            ..AllocateOptions::default()
+        };
+        let memory = store
+            .engine()
+            .allocate(layout.object_len() * blocks, options)?;
+        Ok(Self {
+            layout,
+            memory,
+            group,
+            blocks,
+        })
+    }
+
+    pub(crate) fn worker(
+        &self,
+        store: &StoreClient,
+        runtime: &Runtime,
+        options: Options,
+    ) -> Result<StoreWorker> {
+        let deployment = deployment(self.group.clone());
+        let mut worker =
+            StoreWorker::new(&deployment, 0, options, store.clone(), runtime.handle())?;
+        worker.register_caches(&self.registration()?)?;
+        Ok(worker)
+    }
+
+    /// Where an entry of a layer lies for a block, and how long it is.
+    pub(crate) fn place(&self, layer: usize, entry: usize, block: u64) -> Result<(u64, u64)> {
+        let range = self
+            .layout
+            .entry_range(layer, entry)
+            .context("it has two")?;
+        Ok((
+            range.start() * self.blocks + block * range.len(),
+            range.len(),
+        ))
+    }
+
+    fn registration(&self) -> Result<CacheRegistration> {
+        let blocks = self.blocks;
+        let layers = (0..self.layout.layer_count()).zip(0..);
+        let layers = layers.map(|(layer, physical)| {
+            let entries = self.layout.layer_entries(layer).map(|place| {
+                let (start, len) = (place.range.start(), place.range.len());
+                Ok(EntryCache {
+                    name: place.name.to_owned(),
+                    memory: self.memory.slice(start * blocks, len * blocks)?,
+                    stride: len,
+                    len,
+                })
+            });
+            let entries = entries.collect::<Result<_>>()?;
+            Ok(LayerCache { physical, entries })
+        });
+        Ok(CacheRegistration {
+            layers: layers.collect::<Result<_>>()?,
+            blocks,
+        })
+    }
+}
+
+fn deployment(group: CacheLayout) -> Deployment {
+    Deployment {
+        tenant: "default".to_owned(),
+        model: "bench".to_owned(),
+        revision: "1".to_owned(),
+        kv_dtype: "f32".to_owned(),
+        block_size: 16,
+        tp_size: 1,
+        storing_ranks: 1,
+        pp_size: 1,
+        pcp_size: 1,
+        dcp_size: 1,
+        groups: vec![group],
+        compatible_keys: false,
+        execution: Execution::Eager,
+        retains_blocks: true,
+    }
+}
