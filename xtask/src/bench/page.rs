@@ -167,7 +167,14 @@ fn figures(results: &Results) -> String {
 fn over_a_link(text: &mut String, results: &Results) {
     let link = results.conditions.iter().find(|(name, _)| name == "link");
     let link = link.map_or("unknown kind", |(_, link)| link);
-    put(text, format_args!("\n### Over a link of {link}\n"));
+    let load = results
+        .conditions
+        .iter()
+        .find(|(name, _)| name.starts_with("load"));
+    let load = load.map_or(String::new(), |(name, load)| {
+        format!("\nThe {name} was {load}.\n")
+    });
+    put(text, format_args!("\n### Over a link, {link}\n{load}"));
     for group in [&BANDWIDTH, &LATENCY] {
         put(text, format_args!("\n{}, {}:\n\n", group.title, group.unit));
         table(text, results, group, false);
@@ -213,6 +220,12 @@ fn table(text: &mut String, results: &Results, group: &Group, cost: bool) {
     header(text, &columns);
     for line in group.lines {
         let place = place(line, figure);
+        if providers
+            .iter()
+            .all(|name| results.median(name, place).is_none())
+        {
+            continue;
+        }
         let medians = providers
             .iter()
             .map(|provider| results.median(provider, place).map(show));
