@@ -46,7 +46,7 @@ pub(crate) async fn print_table() -> Result<()> {
         })
     };
     let node = Node::start(
-        NodeConfig::lending(512 << 20, false),
+        NodeConfig::lending(WAYS.len() as u64 * (512 << 20), false),
         engine.clone(),
         connect("bench-node", true).await?,
     )
@@ -77,7 +77,8 @@ pub(crate) async fn print_table() -> Result<()> {
         link.close(Duration::from_secs(1)).await?;
     }
     print!("{}", table.render());
-    node.shutdown(Duration::from_secs(3)).await?;
+    // It takes all of its objects out of the master first.
+    node.shutdown(Duration::from_mins(1)).await?;
     drop(stop);
     serving.await??;
     Ok(())
