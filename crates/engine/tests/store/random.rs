@@ -171,5 +171,8 @@ fn whatever_happens_requests_end_and_results_are_right() {
             cuts += one.cuts;
         }
     }
-    assert!(loaded > 0, "lives find what others have stored; {cuts} loads failed");
+    assert!(
+        loaded > 0,
+        "lives find what others have stored; {cuts} loads failed"
+    );
 }
