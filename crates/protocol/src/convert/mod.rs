@@ -13,11 +13,13 @@
 //! - `members`: ids, endpoints, segments.
 //! - `objects`: who asks, keys, replicas, reservations, object references.
 //! - `refusals`: refusals, alone and per key.
+//! - `batches`: requests about many keys.
 //! - `answers`: the composite answers of a get or put start, and presence lists.
 //! - `connection`: message sizes, tickets, and whole calls that are refused.
 //! - `commands`: fences and dropped sessions; `reports`: what tools ask for.
 
 mod answers;
+mod batches;
 mod commands;
 mod connection;
 mod members;
@@ -26,6 +28,7 @@ mod refusals;
 mod reports;
 
 pub use answers::{GetStartAnswer, PutStartAnswer, decode_presences, encode_presences};
+pub use batches::{Batch, encode_batch};
 pub use connection::{
     MAX_KEYS_PER_REQUEST, MAX_MESSAGE_BYTES, TICKET_METADATA, Ticket, decode_status, decode_ticket,
     encode_ticket,

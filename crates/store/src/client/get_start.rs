@@ -95,7 +95,7 @@ impl StoreClient {
     /// Ends sessions, and returns when their leases have been given back: those whose last session this was,
     /// in one call. One that still has reads under way follows when they are done.
     pub async fn end_gets(&self, sessions: Vec<GetSession>) {
-        self.release_gets(sessions);
+        GetSession::end_all(sessions);
         let core = Arc::clone(self.core());
         self.core()
             .see_through(async move { core.leases.give_back(&core).await })
@@ -105,9 +105,9 @@ impl StoreClient {
     /// Ends sessions of this client without waiting: their leases are given back in the background, in one call.
     /// A removal by this client waits until that is done.
     pub fn release_gets(&self, sessions: Vec<GetSession>) {
-        let holds = sessions.into_iter().filter_map(GetSession::into_hold);
-        let mut holds: Vec<_> = holds.collect();
-        LeaseHold::end_all(&mut holds);
+        if !sessions.is_empty() {
+            self.core().leases.end_soon(sessions);
+        }
     }
 }
 

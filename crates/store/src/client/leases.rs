@@ -5,6 +5,9 @@
 //! the last. A call that hangs holds up its own leases only, and no longer than a third of a lease:
 //! others that become due go in calls of their own. A renewal that fails because the master can't be reached is tried again until the lease is
 //! over; a give-back is not repeated, since the lease runs out by itself.
+//!
+//! Sessions that are ended without waiting are handed to the giver as they are: taking them apart costs more than
+//! most callers have to do, and it is due before the next give-back, removal or renewal only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +23,8 @@ use tokio::task::JoinSet;
 use super::core::Core;
 use super::now;
 use crate::error::StoreError;
-use crate::session::LeaseHold;
 use crate::session::lease::{Grant, Lease, LeaseTable};
+use crate::session::{GetSession, LeaseHold};
 
 /// Bounds of the pause between two looks at what is due.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
@@ -44,6 +47,15 @@ pub(crate) struct Leases {
     gave: Notify,
     /// One give-back at a time, so that whoever returns from one has also waited for what others give.
     giving: tokio::sync::Mutex<()>,
+    handed_over: Mutex<HandedOver>,
+}
+
+/// Sessions that were ended and still have their shares in leases.
+#[derive(Debug, Default)]
+struct HandedOver {
+    sessions: Vec<GetSession>,
+    /// The giver has ended: nobody comes to look.
+    closed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -125,7 +137,33 @@ impl Leases {
         }
     }
 
+    /// Ends sessions soon, at the latest before anything is given back.
+    pub(crate) fn end_soon(&self, mut sessions: Vec<GetSession>) {
+        {
+            let mut handed_over = self.handed_over.lock();
+            if !handed_over.closed {
+                if handed_over.sessions.is_empty() {
+                    std::mem::swap(&mut handed_over.sessions, &mut sessions);
+                } else {
+                    handed_over.sessions.append(&mut sessions);
+                }
+            }
+        }
+        if sessions.is_empty() {
+            self.ended.notify_one();
+        } else {
+            GetSession::end_all(sessions);
+        }
+    }
+
+    /// Ends what was handed over.
+    fn end_handed_over(&self) {
+        let sessions = std::mem::take(&mut self.handed_over.lock().sessions);
+        GetSession::end_all(sessions);
+    }
+
     pub(crate) fn sessions(&self) -> u64 {
+        self.end_handed_over();
         self.inner.lock().table.sessions()
     }
 
@@ -133,6 +171,7 @@ impl Leases {
     /// returns, no lease of a session that has ended stands in the way of another call.
     pub(crate) async fn give_back(&self, core: &Core) {
         let _one = self.giving.lock().await;
+        self.end_handed_over();
         let objects = std::mem::take(&mut self.inner.lock().gives);
         if objects.is_empty() {
             return;
@@ -289,9 +328,25 @@ fn settle(core: &Core, lease: &Lease, grant: Grant, result: Result<(), StoreErro
 }
 
 /// The task that gives back. Runs until it is dropped.
-pub(super) async fn give_task(core: Arc<Core>) {
-    loop {
-        core.leases.ended.notified().await;
-        core.leases.give_back(&core).await;
+pub(super) fn give_task(core: Arc<Core>) -> impl Future<Output = ()> {
+    // From here on, since a task may be dropped before it has begun.
+    let giver = Giver(core);
+    async move {
+        let core = &giver.0;
+        loop {
+            core.leases.ended.notified().await;
+            core.leases.give_back(core).await;
+        }
+    }
+}
+
+/// The giver while it is there. What is handed over holds the client that would keep it: without a giver nothing
+/// is.
+struct Giver(Arc<Core>);
+
+impl Drop for Giver {
+    fn drop(&mut self) {
+        self.0.leases.handed_over.lock().closed = true;
+        self.0.leases.end_handed_over();
     }
 }

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use layercake_protocol::convert::{
-    GetStartAnswer, PutStartAnswer, decode_key_results, decode_presences, decode_refusals,
+    Batch, GetStartAnswer, PutStartAnswer, decode_key_results, decode_presences, decode_refusals,
+    encode_batch,
 };
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Epoch, SegmentId};
@@ -51,14 +52,15 @@ impl MasterLink {
             } else {
                 wire::Probe::Exists
             };
-            let request = self.repeatable(Body::Exists(wire::ExistsRequest {
+            let request = wire::ExistsRequest {
                 probe: probe.into(),
-                keys: texts(keys),
+                keys: Vec::new(),
                 recency: Some(part_recency(query.recency, existence.epoch, &part).into()),
                 stop_at_first_miss: query.stop_at_first_miss,
                 unreachable_segments: segment_ids(query.unreachable),
                 peek: query.peek,
-            }));
+            };
+            let request = self.about(&request, keys);
             let Response::Exists(answer) = self.call(&request).await?.0 else {
                 return Err(self.shared().wrong_kind());
             };
@@ -87,12 +89,13 @@ impl MasterLink {
         let mut joined = Joined::new(options.recency.epoch);
         let mut lease = Duration::MAX;
         for part in key_parts(keys) {
-            let request = self.repeatable(Body::GetStart(wire::GetStartRequest {
-                keys: texts(&keys[part.clone()]),
+            let request = wire::GetStartRequest {
+                keys: Vec::new(),
                 recency: Some(part_recency(options.recency, joined.epoch, &part).into()),
                 session,
                 unreachable_segments: segment_ids(options.unreachable),
-            }));
+            };
+            let request = self.about(&request, &keys[part.clone()]);
             let (answer, connection) = self.call(&request).await?;
             let Response::GetStart(answer) = answer else {
                 return Err(self.shared().wrong_kind());
@@ -126,9 +129,7 @@ impl MasterLink {
         };
         for part in ref_parts(objects) {
             let objects = &objects[part];
-            let request = self.repeatable(Body::Renew(wire::RenewRequest {
-                objects: refs(objects),
-            }));
+            let request = self.about(&wire::RenewRequest::default(), objects);
             let Response::Renew(answer) = self.call(&request).await?.0 else {
                 return Err(self.shared().wrong_kind());
             };
@@ -143,9 +144,7 @@ impl MasterLink {
     /// Gives leases back.
     pub async fn get_end(&self, objects: &[ObjectRef]) -> Result<(), StoreError> {
         for part in ref_parts(objects) {
-            let request = self.repeatable(Body::GetEnd(wire::GetEndRequest {
-                objects: refs(&objects[part]),
-            }));
+            let request = self.about(&wire::GetEndRequest::default(), &objects[part]);
             match self.call(&request).await?.0 {
                 Response::GetEnd(_) | Response::Done(_) => {}
                 _ => return Err(self.shared().wrong_kind()),
@@ -229,10 +228,13 @@ impl MasterLink {
 
     /// Commits reservations whose every byte is written. Repeating it is harmless.
     pub async fn put_end(&self, objects: &[ObjectRef]) -> Result<KeyResults, StoreError> {
-        self.each_ref(objects, |objects| {
-            Body::PutEnd(wire::PutEndRequest { objects })
-        })
-        .await
+        let mut results = Vec::with_capacity(objects.len());
+        for part in ref_parts(objects) {
+            let objects = &objects[part];
+            let request = self.about(&wire::PutEndRequest::default(), objects);
+            results.extend(self.key_results(self.call(&request).await?.0, objects.len())?);
+        }
+        Ok(results)
     }
 
     /// Gives reservations up. The caller confirms that no transfer of them is in flight any more, but
@@ -262,15 +264,15 @@ impl MasterLink {
             let objects = &objects[part];
             let in_doubt = objects.iter().map(|object| self.is_in_doubt(object));
             let unconfirmed: Vec<bool> = in_doubt.collect();
-            let request = self.repeatable(Body::PutRevoke(wire::PutRevokeRequest {
-                objects: refs(objects),
+            let request = wire::PutRevokeRequest {
+                objects: Vec::new(),
                 unconfirmed: if unconfirmed.contains(&true) {
                     unconfirmed
                 } else {
                     Vec::new()
                 },
-            }));
-            (objects, request)
+            };
+            (objects, self.about(&request, objects))
         })
     }
 
@@ -311,10 +313,11 @@ impl MasterLink {
             let asked = Instant::now();
             let left = deadline.saturating_duration_since(asked);
             let wait = left.min(LONGEST_WAIT);
-            let request = self.repeatable(Body::WaitComplete(wire::WaitCompleteRequest {
-                keys: texts(keys),
+            let request = wire::WaitCompleteRequest {
+                keys: Vec::new(),
                 timeout_ms: millis(wait),
-            }));
+            };
+            let request = self.about(&request, keys);
             let within = wait + self.shared().config.timeouts.call;
             let answer = self.shared().call(&request, within).await?.0;
             let results = self.key_results(answer, keys.len())?;
@@ -332,10 +335,14 @@ impl MasterLink {
         let mut results = Vec::with_capacity(keys.len());
         for part in key_parts(keys) {
             let keys = &keys[part];
-            let request = self.once(Body::Remove(wire::RemoveRequest {
-                keys: texts(keys),
+            let request = wire::RemoveRequest {
+                keys: Vec::new(),
                 force,
-            }));
+            };
+            let request = Request {
+                repeat: false,
+                ..self.about(&request, keys)
+            };
             results.extend(self.key_results(self.call(&request).await?.0, keys.len())?);
         }
         Ok(results)
@@ -354,26 +361,22 @@ impl MasterLink {
         }
     }
 
-    async fn each_ref(
-        &self,
-        objects: &[ObjectRef],
-        body: impl Fn(Vec<wire::ObjectRef>) -> Body,
-    ) -> Result<KeyResults, StoreError> {
-        let mut results = Vec::with_capacity(objects.len());
-        for part in ref_parts(objects) {
-            let objects = &objects[part];
-            let request = self.repeatable(body(refs(objects)));
-            results.extend(self.key_results(self.call(&request).await?.0, objects.len())?);
-        }
-        Ok(results)
-    }
-
     fn key_results(&self, answer: Response, keys: usize) -> Result<KeyResults, StoreError> {
         match answer {
             Response::Results(results) => {
                 decode_key_results(results, keys).map_err(|error| self.shared().bad_answer(error))
             }
             _ => Err(self.shared().wrong_kind()),
+        }
+    }
+
+    /// A request about keys, which may be repeated.
+    fn about<R: Batch>(&self, request: &R, entries: &[R::Entry]) -> Request {
+        Request {
+            body: encode_batch(request, entries),
+            tenant: self.tenant().clone(),
+            repeat: true,
+            reserves: false,
         }
     }
 
@@ -400,14 +403,6 @@ fn key_parts(keys: &[ObjectKey]) -> impl Iterator<Item = Range<usize>> {
 
 fn ref_parts(objects: &[ObjectRef]) -> impl Iterator<Item = Range<usize>> {
     parts(objects, |object| object.key.as_str().len() + REF_OVERHEAD)
-}
-
-fn texts(keys: &[ObjectKey]) -> Vec<String> {
-    keys.iter().map(|key| key.as_str().to_owned()).collect()
-}
-
-fn refs(objects: &[ObjectRef]) -> Vec<wire::ObjectRef> {
-    objects.iter().map(Into::into).collect()
 }
 
 fn segment_ids(segments: &[SegmentId]) -> Vec<u64> {

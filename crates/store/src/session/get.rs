@@ -56,8 +56,7 @@ impl LeaseHold {
         &self.lease
     }
 
-    /// Gives up shares in leases of one client, all at once.
-    pub(crate) fn end_all(holds: &mut [Self]) {
+    fn end_all(holds: &mut [Self]) {
         if let Some(first) = holds.first() {
             first.core.leases.end(holds.iter().map(|hold| &hold.lease));
         }
@@ -98,10 +97,12 @@ impl GetSession {
         &self.shared
     }
 
-    /// The share in the lease, if nobody else has this session or reads from it.
-    pub(crate) fn into_hold(self) -> Option<LeaseHold> {
-        let shared = Arc::into_inner(self.shared)?;
-        Some(shared.lease)
+    /// Ends sessions of one client, all at once. One that others have or read from ends with the last of them.
+    pub(crate) fn end_all(sessions: Vec<Self>) {
+        let shared = sessions.into_iter();
+        let shared = shared.filter_map(|session| Arc::into_inner(session.shared));
+        let mut holds: Vec<LeaseHold> = shared.map(|shared| shared.lease).collect();
+        LeaseHold::end_all(&mut holds);
     }
 
     /// Whether both are handles on one session.

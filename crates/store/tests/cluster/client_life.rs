@@ -52,6 +52,21 @@ async fn a_closed_client_starts_a_key_whose_session_ended_later() {
     assert_eq!(client.stats().leases_returned, 1);
 }
 
+/// Nobody would come to look for what is handed over, so it is ended at once.
+#[tokio::test]
+async fn a_closed_client_ends_what_is_released_later() {
+    let cluster = Spec::new(Via::Shm).start().await;
+    let client = cluster.client().await;
+    let key = fresh_key();
+    client.store(&key, &pattern(0, KIB)).await;
+    let first = client.start_get(&key).await.expect("complete");
+    let closed = client.close(Duration::from_secs(10)).await;
+    closed.expect("get sessions in use are no reason to wait");
+    client.release_gets(vec![first]);
+    one(client.remove(std::slice::from_ref(&key), false).await).expect("nobody reads it");
+    assert_eq!(client.stats().leases_returned, 1);
+}
+
 // contract: session-10
 #[tokio::test]
 async fn dropped_sessions_are_ended_in_the_background() {
