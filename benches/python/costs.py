@@ -8,6 +8,7 @@ switches are counted by `perf stat`, where the kernel allows that, in a round of
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -20,6 +21,9 @@ from pathlib import Path
 import numpy as np
 
 EVENTS = {"raw_syscalls:sys_enter": "syscalls", "context-switches": "switches", "page-faults": "faults"}
+
+# Seconds that `perf` may take for an answer.
+PATIENCE = 30
 
 
 def processes(root: int) -> list[int]:
@@ -63,13 +67,23 @@ class Perf:
         command = ["perf", *arguments, "-D", "-1", "--control", f"fifo:{control},{answer}", "-p", ",".join(map(str, pids))]
         self.perf = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def say(self, word: str) -> None:
+    def say(self, word: str) -> bool:
+        """Whether `perf` has heard it. It may have ended, as it does when a process that it watches does."""
         os.write(self.control, f"{word}\n".encode())
-        os.read(self.answer, 16)
+        until = time.monotonic() + PATIENCE
+        while self.perf.poll() is None and time.monotonic() < until:
+            if select.select([self.answer], [], [], 0.1)[0]:
+                os.read(self.answer, 16)
+                return True
+        return False
 
     def close(self) -> None:
         self.perf.send_signal(signal.SIGINT)
-        self.perf.wait(60)
+        try:
+            self.perf.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.perf.kill()
+            self.perf.wait()
         os.close(self.control)
         os.close(self.answer)
         self.folder.cleanup()
@@ -181,10 +195,14 @@ class Meter:
             else:
                 arguments = ["record", "-e", "cpu-clock", "-F", "5000"]
             perf = Perf([*arguments, "-o", str(file)], self.pids())
-            perf.say("enable")
-            yield
-            perf.say("disable")
-            perf.close()
+            try:
+                counted = perf.say("enable")
+                yield
+                counted = perf.say("disable") and counted
+            finally:
+                perf.close()
+            if not counted:
+                return
             if self.mode == "count":
                 row.counts |= counts(file, units)
                 file.unlink()
