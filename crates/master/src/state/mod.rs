@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `shard` | entries, names, sessions, leases, order of eviction |
 //! | `ahead`, `prefetch` | a batch's keys, looked up before their turn comes |
+//! | `memory` | huge pages for the table |
 //! | `segments`, `alloc` | the pool: segments and their holes |
 //! | `placement` | which segments get a new object's replicas |
 //! | `groups` | objects that are evicted together |
@@ -42,6 +43,7 @@ mod fences;
 mod groups;
 mod members;
 mod membership;
+mod memory;
 mod moment;
 mod numbers;
 mod placement;
@@ -67,6 +69,7 @@ use self::eviction::Pressure;
 use self::fences::{Fences, Freed, Suspect};
 use self::groups::Groups;
 use self::members::Members;
+use self::memory::TableMemory;
 use self::placement::Dice;
 use self::segments::Pool;
 use self::shard::{KeyHasher, Shard};
@@ -109,10 +112,11 @@ impl State {
     pub fn new(config: StateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let hasher = KeyHasher::new(config.shards);
+        let memory = TableMemory::default();
         let shards = (0..).take(config.shards);
         Ok(Self {
             shards: shards
-                .map(|number| Mutex::new(Shard::new(number, hasher.clone())))
+                .map(|number| Mutex::new(Shard::new(number, hasher.clone(), &memory)))
                 .collect(),
             hasher,
             pool: Pool::default(),

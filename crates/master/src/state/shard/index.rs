@@ -9,6 +9,7 @@
 //! multiplication, so any number of lines will do, and the table grows by halves.
 
 use super::slab::NIL;
+use crate::state::memory::{TableMemory, TableVec};
 use crate::state::prefetch::Span;
 
 /// Pairs in a line.
@@ -78,13 +79,20 @@ fn slot_of(pair: u64) -> u32 {
 }
 
 /// See the module's description.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Index {
-    lines: Vec<Line>,
+    lines: TableVec<Line>,
     len: usize,
 }
 
 impl Index {
+    pub(crate) fn new(memory: TableMemory) -> Self {
+        Self {
+            lines: TableVec::new_in(memory),
+            len: 0,
+        }
+    }
+
     /// Where a tag is looked for first.
     pub(crate) fn line(&self, tag: u32) -> Span {
         let line = self.lines.get(self.home(tag));
@@ -166,7 +174,9 @@ impl Index {
 
     fn grow(&mut self) {
         let lines = (self.lines.len() + self.lines.len() / 2).max(FIRST_LINES);
-        let old = std::mem::replace(&mut self.lines, vec![Line([EMPTY; WAYS]); lines]);
+        let mut larger = TableVec::with_capacity_in(lines, self.lines.allocator().clone());
+        larger.resize(lines, Line([EMPTY; WAYS]));
+        let old = std::mem::replace(&mut self.lines, larger);
         let pairs = old.into_iter().flat_map(|line| line.0);
         pairs
             .filter(|pair| *pair != EMPTY)
@@ -207,7 +217,7 @@ mod tests {
 
     #[test]
     fn nothing_is_found_in_an_empty_index() {
-        let index = Index::default();
+        let index = Index::new(TableMemory::default());
         assert_eq!(index.find(0, |_| true), None);
         assert_eq!(index.find(u32::MAX, |_| true), None);
     }
@@ -229,7 +239,7 @@ mod tests {
         fn holds_what_a_map_from_slots_to_tags_holds(
             steps in prop::collection::vec((0_u8..8, tag(), any::<prop::sample::Index>()), 1..600),
         ) {
-            let mut index = Index::default();
+            let mut index = Index::new(TableMemory::default());
             let mut model: BTreeMap<u32, u32> = BTreeMap::new();
             for (next, (kind, tag, chosen)) in (0_u32..).zip(steps) {
                 let known = (!model.is_empty())

@@ -11,6 +11,7 @@
 //! By subject: [`lease`] has readers and probes, [`put`] the reservations, [`order`] the queues of
 //! eviction, [`scan`] what visits all entries.
 
+mod chunks;
 mod entry;
 mod index;
 mod lease;
@@ -28,6 +29,7 @@ use layercake_protocol::fingerprint::Fingerprint;
 
 pub(crate) use super::effects::{Effects, Fate, Reason};
 use super::groups::Handle;
+use super::memory::TableMemory;
 use super::moment::Moment;
 use super::numbers::NumberMap;
 use super::prefetch::Span;
@@ -102,13 +104,14 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    pub(crate) fn new(number: u32, hasher: KeyHasher) -> Self {
+    /// An empty one; what grows with it lies in `memory`.
+    pub(crate) fn new(number: u32, hasher: KeyHasher, memory: &TableMemory) -> Self {
         Self {
             number,
             hasher,
-            slab: Slab::new(),
-            texts: Texts::default(),
-            index: Index::default(),
+            slab: Slab::new(memory.clone()),
+            texts: Texts::new(memory.clone()),
+            index: Index::new(memory.clone()),
             origins: Origins::default(),
             normal: SlotHeap::default(),
             soft: SlotHeap::default(),

@@ -118,6 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::state::memory::TableMemory;
     use crate::state::shard::entry::Phase;
 
     proptest! {
@@ -127,7 +128,7 @@ mod tests {
         fn comes_out_in_the_order_of_a_sorted_map(
             steps in prop::collection::vec((0_u8..4, 0_u64..30, any::<prop::sample::Index>()), 1..300),
         ) {
-            let mut slab = Slab::new();
+            let mut slab = Slab::new(TableMemory::default());
             let mut heap = SlotHeap::default();
             let mut model: BTreeMap<u32, Key> = BTreeMap::new();
             for (kind, key, index) in steps {

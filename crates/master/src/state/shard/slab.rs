@@ -1,40 +1,35 @@
 //! Entries by slot number.
 //!
 //! Slots live in chunks that never move, so that growing copies nothing. Each chunk is twice as large as
-//! the one before: there are few, so what finds them stays in the cache. A chunk's memory is reserved at
-//! once and filled slot by slot, so what is not used yet is address space and no memory. Freed slots
-//! are used again, the last one first.
+//! the one before, up to a size from which on all are alike: there are few, so what finds them stays in the
+//! cache, and little of the last one lies idle. Freed slots are used again, the last one first.
 
 use std::ops::{Index, IndexMut};
 
+use super::chunks::Chunks;
 use super::entry::{Entry, Phase};
+use crate::state::memory::{TableMemory, TableVec};
 
-/// Entries in the first chunk.
-const FIRST: usize = 1 << FIRST_SHIFT;
-const FIRST_SHIFT: u32 = 5;
+/// Entries in the first chunk and in the largest ones.
+const CHUNKS: Chunks = Chunks::new(32, 2048);
 
 /// "No slot".
 pub(crate) const NIL: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Slab {
-    chunks: Vec<Vec<Entry>>,
+    memory: TableMemory,
+    chunks: Vec<TableVec<Entry>>,
     /// Slots that were ever taken.
     bound: u32,
     /// The first vacant slot; the others follow by `Entry::position`.
     vacant: u32,
 }
 
-/// Chunk of a slot, and the place in it.
-fn locate(slot: u32) -> (usize, usize) {
-    let number = slot as usize + FIRST;
-    let top = number.ilog2();
-    ((top - FIRST_SHIFT) as usize, number ^ (1 << top))
-}
-
 impl Slab {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(memory: TableMemory) -> Self {
         Self {
+            memory,
             chunks: Vec::new(),
             bound: 0,
             vacant: NIL,
@@ -58,9 +53,11 @@ impl Slab {
 
     fn extend(&mut self) -> u32 {
         let slot = self.bound;
-        let (chunk, _) = locate(slot);
+        let (chunk, _) = CHUNKS.locate(slot);
         if chunk == self.chunks.len() {
-            self.chunks.push(Vec::with_capacity(FIRST << chunk));
+            let size = CHUNKS.size(chunk);
+            let chunk = TableVec::with_capacity_in(size, self.memory.clone());
+            self.chunks.push(chunk);
         }
         self.chunks[chunk].push(Entry::vacant(NIL));
         self.bound += 1;
@@ -81,14 +78,14 @@ impl Index<u32> for Slab {
     type Output = Entry;
 
     fn index(&self, slot: u32) -> &Entry {
-        let (chunk, place) = locate(slot);
+        let (chunk, place) = CHUNKS.locate(slot);
         &self.chunks[chunk][place]
     }
 }
 
 impl IndexMut<u32> for Slab {
     fn index_mut(&mut self, slot: u32) -> &mut Entry {
-        let (chunk, place) = locate(slot);
+        let (chunk, place) = CHUNKS.locate(slot);
         &mut self.chunks[chunk][place]
     }
 }
@@ -98,21 +95,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_lie_one_behind_the_other() {
-        let mut expected = (0, 0);
-        for slot in 0..10_000 {
-            assert_eq!(locate(slot), expected);
-            expected.1 += 1;
-            if expected.1 == FIRST << expected.0 {
-                expected = (expected.0 + 1, 0);
-            }
-        }
-        assert_eq!(locate(NIL).0, 27);
-    }
-
-    #[test]
     fn freed_slots_come_before_new_ones() {
-        let mut slab = Slab::new();
+        let mut slab = Slab::new(TableMemory::default());
         let slots: Vec<_> = (0..100).map(|_| slab.take()).collect();
         assert_eq!(slots, (0..100).collect::<Vec<_>>());
         for slot in [3, 70] {

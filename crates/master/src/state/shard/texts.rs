@@ -4,19 +4,21 @@
 //! ones leave holes for the others, ever further apart, until each request costs the heap a miss of
 //! the cache for every key that it carries. So keys have memory of their own.
 //!
-//! A text takes a run of cells, in chunks that never move, each twice as large as the one before. Runs
-//! begin on a cell's boundary, so they touch as few lines of the cache as can be. A freed run is used again
+//! A text takes a run of cells, in chunks that never move, each twice as large as the one before up to a size
+//! that all others have. Large chunks begin on a line of the cache, and runs on a cell's boundary, so
+//! texts of one length touch as few lines as can be. A freed run is used again
 //! for a text of as many cells, else cut up for a shorter one. Runs are not joined: the keys of
 //! a deployment have a few lengths, and memory is never more than the most that each length needed.
 
+use super::chunks::Chunks;
 use super::slab::NIL;
+use crate::state::memory::{TableMemory, TableVec};
 
 /// Bytes of a cell.
 const CELL: usize = 32;
 
-/// Cells in the first chunk.
-const FIRST: usize = 1 << FIRST_SHIFT;
-const FIRST_SHIFT: u32 = 5;
+/// Cells in the first chunk and in the largest ones. The longest text fits into one.
+const CHUNKS: Chunks = Chunks::new(32, 8192);
 
 /// A text in [`Texts`], or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,36 +39,22 @@ impl Text {
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
-    chunks: Vec<Chunk>,
+    memory: TableMemory,
+    chunks: Vec<TableVec<[u8; CELL]>>,
     /// The first cell that was never used.
     next: u32,
     /// The first vacant run of each number of cells; its first bytes name the next one.
     vacant: Vec<u32>,
 }
 
-#[derive(Debug)]
-struct Chunk {
-    bytes: Vec<u8>,
-    /// Bytes before the first cell.
-    skew: usize,
-}
-
-impl Chunk {
-    fn new(cells: usize) -> Self {
-        let bytes = vec![0; (cells + 1) * CELL];
-        let skew = bytes.as_ptr().addr().wrapping_neg() % CELL;
-        Self { bytes, skew }
-    }
-}
-
-/// Chunk of a cell, its number there, and how many cells the chunk has.
-fn locate(cell: u32) -> (usize, usize, usize) {
-    let number = cell as usize + FIRST;
-    let top = number.ilog2();
-    ((top - FIRST_SHIFT) as usize, number ^ (1 << top), 1 << top)
-}
-
 impl Texts {
+    pub(crate) fn new(memory: TableMemory) -> Self {
+        Self {
+            memory,
+            ..Self::default()
+        }
+    }
+
     /// Keeps a copy of a text of 1 to 65,535 bytes.
     pub(crate) fn store(&mut self, text: &str) -> Text {
         let len = u16::try_from(text.len()).expect("a key is no longer than this");
@@ -89,9 +77,8 @@ impl Texts {
         if text == Text::NONE {
             return &[];
         }
-        let (chunk, at, _) = locate(text.cell);
-        let Chunk { bytes, skew } = &self.chunks[chunk];
-        &bytes[skew + at * CELL..][..usize::from(text.len)]
+        let (chunk, at) = CHUNKS.locate(text.cell);
+        &self.chunks[chunk][at..].as_flattened()[..usize::from(text.len)]
     }
 
     /// The text.
@@ -100,9 +87,8 @@ impl Texts {
     }
 
     fn bytes_mut(&mut self, cell: u32, len: usize) -> &mut [u8] {
-        let (chunk, at, _) = locate(cell);
-        let Chunk { bytes, skew } = &mut self.chunks[chunk];
-        &mut bytes[*skew + at * CELL..][..len]
+        let (chunk, at) = CHUNKS.locate(cell);
+        &mut self.chunks[chunk][at..].as_flattened_mut()[..len]
     }
 
     /// Takes a run of this many cells.
@@ -119,23 +105,32 @@ impl Texts {
         while self.room() < cells {
             let rest = self.room();
             if rest > 0 {
-                self.give(self.next, rest);
-                self.next += count(rest);
+                let run = self.extend(rest);
+                self.give(run, rest);
             }
-            let (chunk, _, size) = locate(self.next);
+            let (chunk, _) = CHUNKS.locate(self.next);
             debug_assert_eq!(chunk, self.chunks.len(), "all of the others are used");
-            self.chunks.push(Chunk::new(size));
+            let size = CHUNKS.size(chunk);
+            let chunk = TableVec::with_capacity_in(size, self.memory.clone());
+            self.chunks.push(chunk);
         }
+        self.extend(cells)
+    }
+
+    /// Takes a run of cells of the last chunk that were never used; there is room for it.
+    fn extend(&mut self, cells: usize) -> u32 {
         let run = self.next;
+        let (chunk, at) = CHUNKS.locate(run);
+        self.chunks[chunk].resize(at + cells, [0; CELL]);
         self.next += count(cells);
         run
     }
 
     /// Cells that were never used in the last chunk.
     fn room(&self) -> usize {
-        let (chunk, at, size) = locate(self.next);
+        let (chunk, at) = CHUNKS.locate(self.next);
         if chunk < self.chunks.len() {
-            size - at
+            CHUNKS.size(chunk) - at
         } else {
             0
         }
