@@ -88,6 +88,7 @@ impl Pool {
             puts,
             config: &self.config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: false,
         }
@@ -108,7 +109,8 @@ impl Pool {
     }
 
     fn put_end(&self, objects: &[ObjectRef]) -> Result<()> {
-        for answer in self.state.put_end(self.now, &self.caller, objects) {
+        let epoch = self.state.draw_epoch();
+        for answer in self.state.put_end(self.now, &self.caller, objects, epoch) {
             answer?;
         }
         Ok(())
@@ -190,7 +192,8 @@ fn put_start() -> Result<()> {
 fn put_end() -> Result<()> {
     let pool = Pool::filled(2 * BATCH)?;
     let objects = pool.put_start(&puts(&keys(BATCH * BATCHES)?))?;
-    let answers = count(|| pool.state.put_end(pool.now, &pool.caller, &objects))?;
+    let epoch = pool.state.draw_epoch();
+    let answers = count(|| pool.state.put_end(pool.now, &pool.caller, &objects, epoch))?;
     ensure!(answers.iter().all(Result::is_ok), "an end was refused");
     Ok(())
 }

@@ -133,6 +133,7 @@ impl Pool {
             puts: vec![PutStart::new(key.clone(), size)],
             config: &self.config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: false,
         };
@@ -146,7 +147,8 @@ impl Pool {
             key: key.clone(),
             generation,
         };
-        for ended in self.state.put_end(NOW, &self.caller, &[object]) {
+        let epoch = self.state.draw_epoch();
+        for ended in self.state.put_end(NOW, &self.caller, &[object], epoch) {
             ended?;
         }
         if self.config.hard_pin {

@@ -68,6 +68,7 @@ impl Pool {
                 .collect(),
             config: &self.config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: false,
         };
@@ -84,7 +85,10 @@ impl Pool {
     }
 
     pub(crate) fn put_end(&self, objects: &[ObjectRef]) -> Result<()> {
-        for answer in self.state.put_end(self.now, &self.caller, objects) {
+        for answer in self
+            .state
+            .put_end(self.now, &self.caller, objects, self.state.draw_epoch())
+        {
             answer?;
         }
         Ok(())

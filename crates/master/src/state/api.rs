@@ -87,6 +87,10 @@ pub struct PutBatch<'a> {
     pub config: &'a ReplicateConfig,
     /// When the request touches them.
     pub recency: Recency,
+    /// Nobody gave the call an epoch, so its end is a use of its own: a session that was open for long
+    /// does not commit an object that is the next to be evicted. Where a request has an epoch, its
+    /// chunks keep it, or later ones would outlive the head of their prefix.
+    pub refresh_at_end: bool,
     /// Segments that the caller can't reach: nothing is placed there.
     pub unreachable: &'a [SegmentId],
     /// Replace a complete object when the new one commits, and take an open reservation over.

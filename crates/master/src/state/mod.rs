@@ -164,10 +164,15 @@ impl State {
         Generation(self.next_generation.fetch_add(1, Ordering::SeqCst))
     }
 
+    /// An epoch later than all that were drawn.
+    pub fn draw_epoch(&self) -> Epoch {
+        Epoch(self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
     /// The epoch of a call: its own, no later than any that was drawn, or else a new one.
     fn epoch(&self, wanted: Epoch) -> Epoch {
         match wanted {
-            Epoch::UNSET => Epoch(self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1),
+            Epoch::UNSET => self.draw_epoch(),
             Epoch(number) => Epoch(number.min(self.last_epoch.load(Ordering::Relaxed)).max(1)),
         }
     }

@@ -41,6 +41,7 @@ struct Batch<'a> {
     config: &'a ReplicateConfig,
     epoch: Epoch,
     first_index: u32,
+    refresh_at_end: bool,
     upsert: bool,
     view: &'a View,
 }
@@ -76,6 +77,7 @@ impl State {
             config: batch.config,
             epoch,
             first_index: batch.recency.first_index,
+            refresh_at_end: batch.refresh_at_end,
             upsert: batch.upsert,
             view: &view,
         };
@@ -149,6 +151,7 @@ impl State {
             origin: (put.fingerprint, put.layout_id),
             epoch: batch.epoch,
             index,
+            refresh_at_end: batch.refresh_at_end,
             hard_pin: batch.config.hard_pin,
             soft_pin: self.soft_pin(batch.config),
             keep_soft_pin: batch.config.keep_soft_pin,
@@ -249,7 +252,9 @@ impl State {
         }
     }
 
-    /// Commits put sessions. Repeating a commit is harmless: the number names the session.
+    /// Commits put sessions. Repeating a commit is harmless: the number names the session. `epoch` is
+    /// [drawn](Self::draw_epoch) for the whole call however it is cut: objects
+    /// that are refreshed at their end keep their order among each other.
     ///
     /// [`Refusal::Superseded`]: somebody else has the key; [`Refusal::NotFound`]: the session was dropped and
     /// nobody has it; [`Refusal::Unreachable`]: every segment that it wrote to is gone.
@@ -258,6 +263,7 @@ impl State {
         now: Moment,
         caller: &Caller,
         objects: &[ObjectRef],
+        epoch: Epoch,
     ) -> Vec<Result<(), Refusal>> {
         self.members.heard(now, caller.client);
         let view = self.pool.view();
@@ -268,7 +274,14 @@ impl State {
                 let alive = |place| view.is_alive(place);
                 let generation = object.generation;
                 let client = caller.client;
-                let fresh = shard.commit(now, named, generation, client, &alive, &mut effects)?;
+                let fresh = shard.commit(
+                    (now, epoch),
+                    named,
+                    generation,
+                    client,
+                    &alive,
+                    &mut effects,
+                )?;
                 committed += u64::from(fresh);
                 Ok(())
             })

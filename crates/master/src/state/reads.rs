@@ -340,6 +340,7 @@ mod tests {
             puts: vec![put],
             config: &ReplicateConfig::default(),
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: false,
         };
@@ -348,7 +349,10 @@ mod tests {
             key: key.clone(),
             generation: started[0].as_ref().unwrap().generation,
         }];
-        assert_eq!(state.put_end(now, &caller, &object), [Ok(())]);
+        assert_eq!(
+            state.put_end(now, &caller, &object, state.draw_epoch()),
+            [Ok(())]
+        );
 
         let keys = [key];
         let probe = || {

@@ -88,6 +88,71 @@ proptest! {
     }
 }
 
+/// Four objects in one start, open while ten others are stored; then committed in the order of `ends`,
+/// each in a part of its own of one call.
+fn commit_late(with_epoch: bool, ends: [usize; 4]) -> (World, Caller, Vec<ObjectKey>) {
+    let (world, client) = pool(14);
+    let recency = if with_epoch {
+        at(world.epoch(), 0)
+    } else {
+        Recency::default()
+    };
+    let late = keys("late", 0..4);
+    let puts = late
+        .iter()
+        .map(|key| PutStart::new(key.clone(), granules(1)));
+    let started = world.put_batch(
+        &client,
+        puts.collect(),
+        &ReplicateConfig::default(),
+        recency,
+    );
+    for n in 0..10 {
+        world.store(&client, &key(&format!("old{n}")), granules(1));
+    }
+    let epoch = world.state.draw_epoch();
+    for end in ends {
+        let generation = started[end].as_ref().unwrap().generation;
+        let object = [object(&late[end], generation)];
+        let ended = world.state.put_end(world.now(), &client, &object, epoch);
+        assert_eq!(ended, [Ok(())]);
+        // Other calls come in between.
+        world.epoch();
+    }
+    world.pass(30 * SECOND);
+    (world, client, late)
+}
+
+// contract: lease-8
+#[test]
+fn a_session_that_was_open_for_long_is_used_by_its_end() {
+    let (world, client, late) = commit_late(false, [2, 0, 3, 1]);
+    for n in 0..10 {
+        world.store(&client, &key(&format!("new{n}")), granules(1));
+        assert_eq!(world.count(&late), 4, "what was committed last goes last");
+    }
+    for left in (0..4).rev() {
+        world.store(&client, &key(&format!("newer{left}")), granules(1));
+        assert_eq!(
+            (world.count(&late), world.count(&late[..left])),
+            (left, left)
+        );
+    }
+}
+
+// contract: lease-8
+#[test]
+fn the_end_of_a_session_with_an_epoch_is_no_use_of_its_own() {
+    let (world, client, late) = commit_late(true, [0, 1, 2, 3]);
+    for left in (0..4).rev() {
+        world.store(&client, &key(&format!("new{left}")), granules(1));
+        assert_eq!(
+            (world.count(&late), world.count(&late[..left])),
+            (left, left)
+        );
+    }
+}
+
 // contract: lease-8
 #[test]
 fn a_prefix_is_shortened_from_its_tail_however_its_windows_came() {

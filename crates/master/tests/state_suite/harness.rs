@@ -162,6 +162,7 @@ impl World {
             puts,
             config,
             recency,
+            refresh_at_end: recency.epoch == Epoch::UNSET,
             unreachable: &[],
             upsert: false,
         };
@@ -198,6 +199,7 @@ impl World {
             puts: vec![PutStart::new(key.clone(), size)],
             config: &ReplicateConfig::default(),
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: true,
         };
@@ -212,10 +214,9 @@ impl World {
         started: &PutStarted,
     ) -> Result<(), Refusal> {
         let object = object(key, started.generation);
-        self.state
-            .put_end(self.now(), caller, &[object])
-            .pop()
-            .unwrap()
+        let epoch = self.state.draw_epoch();
+        let mut answers = self.state.put_end(self.now(), caller, &[object], epoch);
+        answers.pop().unwrap()
     }
 
     pub(crate) fn revoke(

@@ -184,6 +184,7 @@ fn segments_that_the_caller_cannot_reach_are_neither_used_nor_counted() {
             puts: vec![PutStart::new(key(name), 1000)],
             config: &config(2),
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &unreachable,
             upsert: false,
         };

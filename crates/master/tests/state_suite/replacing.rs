@@ -122,6 +122,7 @@ fn a_copy_takes_the_place_of_its_version_alone() {
             puts: vec![put],
             config: &config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: true,
         };
@@ -191,6 +192,7 @@ fn a_replacement_keeps_a_soft_pin_if_it_is_told_to() {
             puts: vec![PutStart::new(k.clone(), 10)],
             config: &config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: true,
         };

@@ -367,7 +367,7 @@ fn numbers_grow_above_those_of_an_earlier_master() {
     let writer = world.client();
     let first = world.store(&writer, &key("a"), 10).generation;
     assert!(first >= Generation(1_000_000));
-    assert_eq!(world.epoch(), Epoch(5001));
+    assert!(world.epoch() > Epoch(5000));
     // A segment that comes with greater tags raises the numbers above them.
     let other = world.node_unmounted("m", MIB, 0);
     let mounted = world.state.mount(

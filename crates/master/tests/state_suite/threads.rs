@@ -203,6 +203,7 @@ impl Scene {
             puts,
             config: &config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: choices.below(3) == 0,
         };
@@ -235,7 +236,8 @@ impl Scene {
             for key in &keys {
                 let object = [object(key, started.generation)];
                 let _ = if commit {
-                    self.state.put_end(self.now(), caller, &object)
+                    self.state
+                        .put_end(self.now(), caller, &object, self.state.draw_epoch())
                 } else {
                     self.state.put_revoke(self.now(), caller, &object)
                 };
@@ -399,6 +401,7 @@ fn a_group_goes_whole_or_not_at_all_while_members_are_read() {
             puts,
             config: &config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert: false,
         };
@@ -406,7 +409,10 @@ fn a_group_goes_whole_or_not_at_all_while_members_are_read() {
         for (key, started) in keys.iter().zip(answers) {
             if let Ok(started) = started {
                 let objects = [object(key, started.generation)];
-                assert_eq!(state.put_end(now, &writer, &objects), [Ok(())]);
+                assert_eq!(
+                    state.put_end(now, &writer, &objects, state.draw_epoch()),
+                    [Ok(())]
+                );
             }
         }
     };

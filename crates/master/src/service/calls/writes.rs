@@ -7,7 +7,7 @@ use std::time::Duration;
 use layercake_protocol::convert::{Context, PutStartAnswer, encode_key_results};
 use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::error::{Refusal, WireError};
-use layercake_protocol::ids::SegmentId;
+use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::key::Tenant;
 use layercake_protocol::replica::{ObjectRef, Recency, ReplicateConfig};
 use layercake_protocol::wire;
@@ -119,6 +119,7 @@ impl Start {
                             epoch,
                             first_index: first.saturating_add(position(results.len())),
                         },
+                        refresh_at_end: self.recency.epoch == Epoch::UNSET,
                         unreachable: &self.unreachable,
                         upsert: self.upsert,
                     };
@@ -146,14 +147,15 @@ impl Start {
     }
 }
 
-type End = fn(&State, Moment, &Caller, &[ObjectRef]) -> Vec<Result<(), Refusal>>;
+type End<'a> =
+    &'a (dyn Fn(&State, Moment, &Caller, &[ObjectRef]) -> Vec<Result<(), Refusal>> + Sync);
 
 /// Ends sessions one way or the other; both ways are harmless to repeat.
 async fn end(
     core: &Arc<Core>,
     context: &Context,
     objects: Vec<wire::ObjectRef>,
-    end: End,
+    end: End<'_>,
 ) -> Result<Vec<Result<(), Refusal>>, Refusal> {
     check_len(objects.len())?;
     let caller = caller(context, None);
@@ -176,7 +178,9 @@ pub(super) async fn put_end(
     context: &Context,
     request: wire::PutEndRequest,
 ) -> Result<Response, Refusal> {
-    let results = end(core, context, request.objects, State::put_end).await?;
+    let epoch = core.state.draw_epoch();
+    let commit: End<'_> = &|state, now, caller, objects| state.put_end(now, caller, objects, epoch);
+    let results = end(core, context, request.objects, commit).await?;
     Ok(Response::Results(encode_key_results(&results)))
 }
 
@@ -190,7 +194,7 @@ pub(super) async fn put_revoke(
         unconfirmed,
     } = request;
     if !unconfirmed.contains(&true) {
-        let results = end(core, context, objects, State::put_revoke).await?;
+        let results = end(core, context, objects, &State::put_revoke).await?;
         return Ok(Response::Results(encode_key_results(&results)));
     }
     if unconfirmed.len() != objects.len() {
@@ -208,8 +212,8 @@ pub(super) async fn put_revoke(
         let objects = marked.into_iter().map(|(object, _)| object);
         objects.collect::<Vec<_>>()
     };
-    let doubtful = end(core, context, objects(doubtful), State::put_abandon).await?;
-    let sure = end(core, context, objects(sure), State::put_revoke).await?;
+    let doubtful = end(core, context, objects(doubtful), &State::put_abandon).await?;
+    let sure = end(core, context, objects(sure), &State::put_revoke).await?;
     let (mut doubtful, mut sure) = (doubtful.into_iter(), sure.into_iter());
     let results: Option<Vec<_>> = unconfirmed
         .iter()

@@ -37,6 +37,8 @@ pub(crate) struct Open {
     soft_pin: Option<Duration>,
     /// Or the one that the version has which this one replaces.
     keep_soft_pin: bool,
+    /// Its commit is a use.
+    refresh_at_end: bool,
     /// The version that this one will replace.
     pub(super) replaces: Option<u32>,
     /// It has the bytes of that version, and is of no use without it.
@@ -45,6 +47,10 @@ pub(crate) struct Open {
 
 /// What a writer wants to reserve.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each says one thing about the object, and none excludes another"
+)]
 pub(crate) struct Reservation<'a> {
     pub(crate) tenant: u32,
     pub(crate) key: &'a str,
@@ -57,6 +63,7 @@ pub(crate) struct Reservation<'a> {
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin: Option<Duration>,
     pub(crate) keep_soft_pin: bool,
+    pub(crate) refresh_at_end: bool,
     pub(crate) writer: ClientId,
     pub(crate) engine: Option<EngineId>,
     /// Replace a complete version; take an open reservation over.
@@ -196,6 +203,7 @@ impl Shard {
             since: now,
             soft_pin: wanted.soft_pin,
             keep_soft_pin: wanted.keep_soft_pin,
+            refresh_at_end: wanted.refresh_at_end,
             replaces,
             copies: wanted.copy_of.is_some(),
         };
@@ -296,10 +304,10 @@ impl Shard {
     }
 
     /// Makes a reservation readable, in place of the version that it replaces. True: just now; false: it
-    /// was before.
+    /// was before. `epoch` is that of the call, for those that are used by their end.
     pub(crate) fn commit(
         &mut self,
-        now: Moment,
+        (now, epoch): (Moment, Epoch),
         named: Option<u32>,
         generation: Generation,
         client: ClientId,
@@ -342,6 +350,9 @@ impl Shard {
         let handle = self.handle(slot);
         let entry = &mut self.slab[slot];
         entry.phase = Phase::Complete;
+        if open.refresh_at_end {
+            entry.touch(epoch, entry.index);
+        }
         if entry.has(WATCHED) {
             entry.flags &= !WATCHED;
             let key = self.texts.get(entry.key).into();

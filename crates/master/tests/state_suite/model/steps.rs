@@ -46,6 +46,7 @@ impl Model {
             puts: vec![PutStart::new(name(key), size)],
             config: &config,
             recency: Recency::default(),
+            refresh_at_end: true,
             unreachable: &[],
             upsert,
         };
@@ -125,10 +126,10 @@ impl Model {
     pub(super) fn commit(&mut self, generation: u64, version: &Version, caller: &Caller) {
         let key = version.key;
         let object = object(&name(key), Generation(generation));
-        let answer = self
-            .world
-            .state
-            .put_end(self.now(), caller, &[object])
+        let state = &self.world.state;
+        let epoch = state.draw_epoch();
+        let answer = state
+            .put_end(self.now(), caller, &[object], epoch)
             .remove(0);
         match version.phase {
             Phase::Open if version.writer != caller.client => {
