@@ -1,13 +1,12 @@
-//! Keeps the leases of open get sessions: renews them in time and gives them back in batches.
+//! The leases of open get sessions: their table's lock, and giving them back in batches.
 //!
-//! The rules are [`LeaseTable`]'s; here are its lock and the two tasks that talk to the master. One
-//! renewal call covers all sessions that are due, and one give-back call all that have ended since
-//! the last. A call that hangs holds up its own leases only, and no longer than a third of a lease:
-//! others that become due go in calls of their own. A renewal that fails because the master can't be reached is tried again until the lease is
-//! over; a give-back is not repeated, since the lease runs out by itself.
+//! The rules are [`LeaseTable`]'s. One give-back call covers all leases whose last session has ended since the one
+//! before; it is not repeated, since a lease runs out by itself. Before a call that such a lease could be in the
+//! way of, it is made at once, by that call; else by the keeper ([`keeper`](super::keeper)), which also renews.
 //!
-//! Sessions that are ended without waiting are handed to the giver as they are: taking them apart costs more than
-//! most callers have to do, and it is due before the next give-back, removal or renewal only.
+//! Sessions that are ended without waiting are handed to the keeper as they are: taking them apart costs more than
+//! most callers have to do, and it is due before the next give-back, removal or renewal only. A keeper that is
+//! about to look anyway is not woken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,17 +17,12 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::ObjectRef;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
 
 use super::core::Core;
 use super::now;
 use crate::error::StoreError;
 use crate::session::lease::{Grant, Lease, LeaseTable};
 use crate::session::{GetSession, LeaseHold};
-
-/// Bounds of the pause between two looks at what is due.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a start waits for earlier leases of its keys to be given back.
 const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(30);
@@ -39,10 +33,8 @@ pub(crate) struct Leases {
     inner: Mutex<Inner>,
     /// The length of the last lease granted, in milliseconds: how often to look what is due.
     lease_ms: AtomicU64,
-    /// Wakes the renewer: the first session was started.
-    started: Notify,
-    /// Wakes the giver.
-    ended: Notify,
+    /// Wakes the keeper.
+    rouse: Notify,
     /// Wakes starts that wait for a give-back.
     gave: Notify,
     /// One give-back at a time, so that whoever returns from one has also waited for what others give.
@@ -50,12 +42,28 @@ pub(crate) struct Leases {
     handed_over: Mutex<HandedOver>,
 }
 
-/// Sessions that were ended and still have their shares in leases.
+/// What is left to the keeper, and what it knows.
 #[derive(Debug, Default)]
 struct HandedOver {
+    /// Sessions that were ended and still have their shares in leases.
     sessions: Vec<GetSession>,
-    /// The giver has ended: nobody comes to look.
+    /// The keeper looks again soon by itself.
+    awake: bool,
+    /// A session was started or ended since it looked.
+    stirred: bool,
+    /// It has ended: nobody comes to look.
     closed: bool,
+}
+
+/// How long the keeper may rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// It must look soon: nobody wakes it.
+    Brief,
+    /// Until a lease may have to be renewed, or it is woken.
+    Long,
+    /// Until it is woken.
+    Silent,
 }
 
 #[derive(Debug, Default)]
@@ -133,27 +141,88 @@ impl Leases {
             !gives.is_empty()
         };
         if give {
-            self.ended.notify_one();
+            self.stir(|_| {});
         }
     }
 
     /// Ends sessions soon, at the latest before anything is given back.
     pub(crate) fn end_soon(&self, mut sessions: Vec<GetSession>) {
-        {
-            let mut handed_over = self.handed_over.lock();
-            if !handed_over.closed {
-                if handed_over.sessions.is_empty() {
-                    std::mem::swap(&mut handed_over.sessions, &mut sessions);
-                } else {
-                    handed_over.sessions.append(&mut sessions);
-                }
+        self.stir(|handed_over| match handed_over {
+            HandedOver { closed: true, .. } => {}
+            HandedOver {
+                sessions: before, ..
+            } if before.is_empty() => {
+                std::mem::swap(before, &mut sessions);
             }
+            HandedOver {
+                sessions: before, ..
+            } => before.append(&mut sessions),
+        });
+        GetSession::end_all(sessions);
+    }
+
+    /// Notes that something was started or ended, and wakes the keeper if it would not look soon.
+    fn stir(&self, note: impl FnOnce(&mut HandedOver)) {
+        let wake = {
+            let mut handed_over = self.handed_over.lock();
+            note(&mut handed_over);
+            handed_over.stirred = true;
+            !std::mem::replace(&mut handed_over.awake, true)
+        };
+        if wake {
+            self.rouse.notify_one();
         }
-        if sessions.is_empty() {
-            self.ended.notify_one();
+    }
+
+    /// How the keeper may rest now. Unless something was started or ended since the last time it keeps awake only
+    /// if it `lingers`. Tells also whether that was so.
+    pub(super) fn begin_rest(&self, lingers: bool) -> (Rest, bool) {
+        let open = !self.inner.lock().table.is_empty();
+        let mut handed_over = self.handed_over.lock();
+        let stirred = std::mem::take(&mut handed_over.stirred);
+        handed_over.awake = stirred || lingers;
+        let rest = if handed_over.awake {
+            Rest::Brief
+        } else if open {
+            Rest::Long
         } else {
-            GetSession::end_all(sessions);
+            Rest::Silent
+        };
+        (rest, stirred)
+    }
+
+    /// Waits until the keeper is needed sooner than it knows.
+    pub(super) async fn roused(&self) {
+        self.rouse.notified().await;
+    }
+
+    /// Nobody comes to look from here on. What is handed over holds the client that would keep it, so nothing
+    /// is any more.
+    pub(super) fn close(&self) {
+        self.handed_over.lock().closed = true;
+        self.end_handed_over();
+    }
+
+    /// Whether leases of ended sessions are still to be given back.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.handed_over.lock().sessions.is_empty() || !self.inner.lock().gives.is_empty()
+    }
+
+    /// Makes a request that leases of ended sessions could be in the way of: they are given back ahead of it.
+    pub(super) async fn ahead_of<T>(&self, core: &Core, request: impl Future<Output = T>) -> T {
+        if self.has_ended() {
+            // Sent in this order, and nobody waits for two answers one after the other.
+            tokio::join!(biased; self.give_back(core), request).1
+        } else {
+            request.await
         }
+    }
+
+    /// The leases that are to be renewed now; each renewal must be ended.
+    pub(super) fn due(&self, core: &Core) -> Vec<Arc<Lease>> {
+        self.end_handed_over();
+        let inner = self.inner.lock();
+        inner.table.due(now(), core.config.session_idle)
     }
 
     /// Ends what was handed over.
@@ -207,16 +276,13 @@ impl Leases {
             !gives.is_empty()
         };
         if give {
-            self.ended.notify_one();
+            self.stir(|_| {});
         }
     }
 
-    fn lease(&self) -> Duration {
+    /// The length of the last lease granted.
+    pub(super) fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))
-    }
-
-    fn pause(&self) -> Duration {
-        (self.lease() / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
 }
 
@@ -238,7 +304,7 @@ impl Starting<'_> {
         if holds.iter().any(Option::is_some) {
             let ms = u64::try_from(grant.lease.as_millis()).unwrap_or(u64::MAX);
             leases.lease_ms.store(ms, Ordering::Relaxed);
-            leases.started.notify_one();
+            leases.stir(|_| {});
         }
         holds
     }
@@ -267,86 +333,43 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// The task that renews. Runs until it is dropped.
-pub(super) async fn renew_task(core: Arc<Core>) {
-    let mut calls = JoinSet::new();
-    loop {
-        if core.leases.sessions() == 0 {
-            core.leases.started.notified().await;
-        }
-        tokio::time::sleep(core.leases.pause()).await;
-        while calls.try_join_next().is_some() {}
-        let due = {
-            let inner = core.leases.inner.lock();
-            inner.table.due(now(), core.config.session_idle)
-        };
-        if !due.is_empty() {
-            calls.spawn(renew(Arc::clone(&core), due));
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
 
-/// Renews leases in one call.
-async fn renew(core: Arc<Core>, due: Vec<Arc<Lease>>) {
-    let sent = now();
-    let objects: Vec<ObjectRef> = due.iter().map(|lease| lease.object().clone()).collect();
-    let within = (core.leases.lease() / 3).max(SHORTEST_PAUSE);
-    let answer = tokio::time::timeout(within, core.link.renew(&objects)).await;
-    let answer = answer.unwrap_or(Err(StoreError::Timeout {
-        what: "a renewal",
-        after: within,
-    }));
-    match answer {
-        Ok(renewed) => {
-            let grant = Grant {
-                sent,
-                lease: renewed.lease,
-            };
-            for (lease, result) in due.iter().zip(renewed.results) {
-                settle(&core, lease, grant, result.map_err(StoreError::from));
-            }
-        }
-        Err(error) => tracing::debug!(%error, count = due.len(), "leases could not be renewed"),
-    }
-    for lease in &due {
-        lease.end_renewal();
-    }
-}
+    use super::*;
 
-fn settle(core: &Core, lease: &Lease, grant: Grant, result: Result<(), StoreError>) {
-    match result {
-        Ok(()) => {
-            core.counters.leases_renewed.one();
-            lease.renewed(grant);
-        }
-        Err(error) if error.is_retryable() => {}
-        Err(_) => {
-            core.counters.leases_lost.one();
-            lease.lapse();
-        }
+    /// Whether the keeper was woken since the last time.
+    async fn was_roused(leases: &Leases) -> bool {
+        let mut roused = Box::pin(leases.roused());
+        poll_fn(|cx| Poll::Ready(roused.as_mut().poll(cx).is_ready())).await
     }
-}
 
-/// The task that gives back. Runs until it is dropped.
-pub(super) fn give_task(core: Arc<Core>) -> impl Future<Output = ()> {
-    // From here on, since a task may be dropped before it has begun.
-    let giver = Giver(core);
-    async move {
-        let core = &giver.0;
-        loop {
-            core.leases.ended.notified().await;
-            core.leases.give_back(core).await;
-        }
+    #[tokio::test]
+    async fn a_keeper_that_looks_soon_is_not_woken_and_one_that_rests_is() {
+        let leases = Leases::default();
+        assert_eq!(leases.begin_rest(false), (Rest::Silent, false));
+        leases.end_soon(Vec::new());
+        assert!(was_roused(&leases).await, "it rested");
+        leases.end_soon(Vec::new());
+        assert!(!was_roused(&leases).await, "it looks by itself now");
+        assert_eq!(leases.begin_rest(false), (Rest::Brief, true));
+        leases.end_soon(Vec::new());
+        assert!(!was_roused(&leases).await, "it looks soon");
+        assert_eq!(leases.begin_rest(false), (Rest::Brief, true));
+        assert_eq!(leases.begin_rest(true), (Rest::Brief, false), "it lingers");
+        assert_eq!(leases.begin_rest(false), (Rest::Silent, false));
     }
-}
 
-/// The giver while it is there. What is handed over holds the client that would keep it: without a giver nothing
-/// is.
-struct Giver(Arc<Core>);
-
-impl Drop for Giver {
-    fn drop(&mut self) {
-        self.0.leases.handed_over.lock().closed = true;
-        self.0.leases.end_handed_over();
+    #[tokio::test]
+    async fn a_keeper_rests_no_longer_than_leases_that_are_held_allow() {
+        let leases = Leases::default();
+        let key = ObjectKey::new("k").expect("valid");
+        leases.inner.lock().table.begin_start(&key);
+        assert_eq!(leases.begin_rest(true), (Rest::Brief, false));
+        assert_eq!(leases.begin_rest(false), (Rest::Long, false));
+        leases.end_soon(Vec::new());
+        assert!(was_roused(&leases).await);
     }
 }

@@ -26,6 +26,7 @@ mod finisher;
 mod get;
 mod get_start;
 mod headers;
+mod keeper;
 mod leases;
 mod lookup;
 mod places;
@@ -153,8 +154,7 @@ impl StoreClient {
             _guard: stop.clone().drop_guard(),
             stop,
         };
-        tasks.spawn(leases::renew_task(Arc::clone(&core)));
-        tasks.spawn(leases::give_task(Arc::clone(&core)));
+        tasks.spawn(keeper::keep_task(Arc::clone(&core)));
         tasks.spawn(finisher::finish_task(Arc::clone(&core)));
         tasks.spawn(suspects::probe_task(Arc::clone(&core)));
         tasks.spawn(events::drop_task(Arc::clone(&core), events));

@@ -72,12 +72,15 @@ async fn start(
         recency,
         unreachable: &unreachable,
     };
-    let started = if replace {
-        core.link.upsert_start(&entries, config, options).await
-    } else {
-        core.link.put_start(&entries, config, options).await
+    let request = async {
+        if replace {
+            core.link.upsert_start(&entries, config, options).await
+        } else {
+            core.link.put_start(&entries, config, options).await
+        }
     };
-    let started = match started {
+    // What a lease holds can't make room.
+    let started = match core.leases.ahead_of(core, request).await {
         Ok(started) => started,
         Err(error) => return entries.iter().map(|_| Err(error.clone())).collect(),
     };

@@ -236,6 +236,11 @@ impl LeaseTable {
             .collect()
     }
 
+    /// Whether nothing is started, held or given back.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
     /// The number of sessions.
     pub(crate) fn sessions(&self) -> u64 {
         let held = self.keys.values().flat_map(|entry| &entry.held);

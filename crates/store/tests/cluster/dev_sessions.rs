@@ -11,7 +11,8 @@ use rand::seq::SliceRandom as _;
 
 use crate::common;
 use crate::common::{
-    KIB, OneKey as _, Spec, Via, buffer, contents, key, one, one_replica, pattern, refusal, whole,
+    KIB, MIB, OneKey as _, Spec, Via, buffer, contents, key, one, one_replica, pattern, refusal,
+    whole,
 };
 
 /// So long that a busy machine renews it in time.
@@ -105,6 +106,36 @@ async fn a_removal_finds_no_lease_of_a_session_that_was_released_before() {
         }
     }
     assert_eq!(client.stats().open_gets, 0);
+}
+
+// contract: lease-3
+#[tokio::test]
+async fn leases_of_released_sessions_are_given_back_without_another_call() {
+    let cluster = Spec::new(Via::Local).start().await;
+    let client = cluster.client().await;
+    for round in 1..=3 {
+        let key = key(format!("{round}"));
+        client.store(&key, &pattern(round, KIB)).await;
+        let session = client.start_get(&key).await.expect("complete");
+        client.release_gets(vec![session]);
+        common::eventually("its lease is given back", || {
+            client.stats().leases_returned == round
+        })
+        .await;
+    }
+}
+
+// contract: lease-3
+#[tokio::test]
+async fn a_put_finds_the_room_of_what_was_read_until_just_before() {
+    let cluster = Spec::new(Via::Local).nodes(&[4 * MIB]).start().await;
+    let client = cluster.client().await;
+    for round in 0..16 {
+        let key = key(format!("{round}"));
+        client.store(&key, &pattern(round, 3 * MIB)).await;
+        let session = client.start_get(&key).await.expect("complete");
+        client.release_gets(vec![session]);
+    }
 }
 
 // contract: lease-3
