@@ -92,7 +92,7 @@ fn check() -> Result<()> {
         let view = HeaderView::parse(&bytes)?;
         view.check(&expected)?;
         view.check_sealed()?;
-        Ok(view.rows(&bytes))
+        Ok(view.into_rows(&bytes))
     })??;
     ensure!(rows.iter().eq(header.rows), "the rows changed");
     Ok(())
@@ -114,7 +114,7 @@ fn note() -> Result<()> {
 fn verify() -> Result<()> {
     let header = header()?;
     let bytes = Bytes::from(header.encode()?);
-    let rows = HeaderView::parse(&bytes)?.rows(&bytes);
+    let rows = HeaderView::parse(&bytes)?.into_rows(&bytes);
     let wanted = (0..ROWS).map(range).collect::<Result<Vec<_>>>()?;
     let crcs: Vec<_> = rows.iter().map(|row| row.crc32c).collect();
     let verified = count(|| ReadPlan::new(&rows, &wanted).verify(&crcs))??;

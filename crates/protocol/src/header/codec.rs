@@ -17,12 +17,13 @@
 //! | 72 | 2 | length of the key |
 //! | 74 | 2 | length of the group |
 //! | 76 | 1 | length of the tenant |
-//! | 77 | 11 | zero; ignored |
-//! | 88 | 4 | CRC-32C of names, padding and rows |
+//! | 77 | 3 | zero; ignored |
+//! | 80 | 4 | length of the table of rows |
+//! | 84 | 4 | zero; ignored |
+//! | 88 | 4 | CRC-32C of names, padding and table |
 //! | 92 | 4 | CRC-32C of the 92 bytes before |
 //!
-//! A row is offset (8), length (8), CRC-32C (4), flags (4; bit 0: the CRC is known). The zeros behind
-//! the last row up to the header's length are covered by no checksum and ignored.
+//! What lies behind the table up to the header's length is covered by no checksum and ignored.
 
 use crate::fingerprint::Fingerprint;
 use crate::ids::{Epoch, Generation};
@@ -30,7 +31,7 @@ use crate::key::{ObjectKey, Tenant};
 
 use super::{
     Checksums, FORMAT_VERSION, HEAD_LEN, HEADER_ALIGN, HeaderError, HeaderSpec, HeaderState,
-    HeaderView, MAX_HEADER_LEN, MAX_ROWS, ObjectHeader, ROW_LEN, Row, rows,
+    HeaderView, MAX_HEADER_LEN, MAX_ROW_LEN, MAX_ROWS, ObjectHeader, Run, rows,
 };
 
 const MAGIC: [u8; 8] = *b"LCOBJECT";
@@ -76,21 +77,17 @@ impl HeaderFields<'_> {
         }
     }
 
-    /// Writes the header, with these rows, to the start of `place`: as many bytes as its
-    /// [`spec`](Self::spec) says, which it returns. The rest of the `header_len` bytes that the master reserved
-    /// is not looked at by readers.
-    pub fn encode_into<R>(
+    /// Writes the header, with these rows, to the start of `place`, and gives the bytes that it takes: a
+    /// multiple of [`HEADER_ALIGN`], and no more than its [`spec`](Self::spec) says, for which there must be room. The
+    /// rest of the `header_len` bytes that the master reserved is not looked at by readers.
+    pub fn encode_into<'a>(
         &self,
-        rows: R,
+        runs: impl Iterator<Item = Run<'a>> + Clone,
         header_len: u32,
         place: &mut [u8],
-    ) -> Result<u32, HeaderError>
-    where
-        R: ExactSizeIterator<Item = Row> + Clone,
-    {
-        let spec = self.spec(rows.len());
-        let used = spec.encoded_len()?;
-        let (need, has) = (used as usize, header_len as usize);
+    ) -> Result<u32, HeaderError> {
+        let spec = self.spec(rows::count(runs.clone(), self.payload_len)?);
+        let (need, has) = (spec.encoded_len()? as usize, header_len as usize);
         if need > has.min(place.len()) {
             let has = has.min(place.len());
             return Err(HeaderError::NoRoom { need, has });
@@ -104,17 +101,17 @@ impl HeaderFields<'_> {
         if self.fingerprint == Some(Fingerprint([0; 16])) {
             return Err(malformed("fingerprint", 0));
         }
-        rows::check_all(rows.clone(), self.payload_len)?;
 
-        let place = &mut place[..need];
         let rows_at = spec.rows_at();
-        let body_end = rows_at + spec.rows * ROW_LEN;
+        let table_len = rows::encode(runs, &mut place[rows_at..need]);
+        let body_end = rows_at + table_len;
+        let used = body_end.next_multiple_of(HEADER_ALIGN);
+        let place = &mut place[..used];
         let mut names = Out(&mut place[HEAD_LEN..rows_at]);
         names.put(self.tenant.as_str().as_bytes());
         names.put(self.key.as_str().as_bytes());
         names.put(self.group.unwrap_or_default().as_bytes());
         names.0.fill(0);
-        rows::encode(rows, &mut place[rows_at..body_end]);
         place[body_end..].fill(0);
         let body_crc = crc32c::crc32c(&place[HEAD_LEN..body_end]);
         let mut head = Out(&mut place[..HEAD_LEN]);
@@ -136,10 +133,12 @@ impl HeaderFields<'_> {
         head.put(&u16::to_le_bytes(small(spec.key_len)));
         head.put(&u16::to_le_bytes(small(spec.group_len)));
         head.put(&u8::to_le_bytes(small(spec.tenant_len)));
+        head.put(&[0; 3]);
+        head.put(&u32::to_le_bytes(small(table_len)));
         head.0.fill(0);
         place[BODY_CRC_AT..HEAD_CRC_AT].copy_from_slice(&body_crc.to_le_bytes());
         seal_head(place);
-        Ok(used)
+        Ok(small(used))
     }
 }
 
@@ -149,8 +148,9 @@ impl ObjectHeader {
     pub fn encode_into(&self, place: &mut [u8]) -> Result<(), HeaderError> {
         let has = place.len();
         let len = u32::try_from(has).map_err(|_| malformed("length", has as u64))?;
-        let rows = self.rows.iter().copied();
-        let used = self.fields().encode_into(rows, len, place)?;
+        let rows = self.rows.iter();
+        let runs = rows.map(|row| Run::of_row(row.range, row.crc32c.as_ref()));
+        let used = self.fields().encode_into(runs, len, place)?;
         place[used as usize..].fill(0);
         Ok(())
     }
@@ -178,7 +178,7 @@ impl ObjectHeader {
         Ok(bytes)
     }
 
-    /// Reads the header at the start of `bytes`, which must reach to its end at least.
+    /// Reads the header at the start of `bytes`, which must reach to the end of its rows at least.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeaderError> {
         HeaderView::parse(bytes)?.to_header()
     }
@@ -230,6 +230,8 @@ pub(super) struct Head {
     pub(super) epoch: Epoch,
     pub(super) prefix_index: u32,
     pub(super) spec: HeaderSpec,
+    /// Bytes of the table of rows.
+    pub(super) table_len: usize,
     pub(super) body_crc: u32,
 }
 
@@ -273,6 +275,8 @@ impl Head {
         let key_len = u16::from_le_bytes(input.take()).into();
         let group_len = u16::from_le_bytes(input.take()).into();
         let tenant_len = u8::from_le_bytes(input.take()).into();
+        let _zeros: [u8; 3] = input.take();
+        let table_len = u32::from_le_bytes(input.take()) as usize;
         let body_crc = u32::from_le_bytes(In(&bytes[BODY_CRC_AT..]).take());
 
         let spec = HeaderSpec {
@@ -287,9 +291,12 @@ impl Head {
         let len = header_len as usize;
         if len > MAX_HEADER_LEN
             || !len.is_multiple_of(HEADER_ALIGN)
-            || len < spec.rows_at() + rows * ROW_LEN
+            || len < spec.rows_at() + rows * MAX_ROW_LEN
         {
             return Err(malformed("length", header_len.into()));
+        }
+        if table_len > rows * MAX_ROW_LEN {
+            return Err(malformed("table's length", table_len as u64));
         }
         if payload_len == 0 {
             return Err(malformed("payload length", 0));
@@ -305,6 +312,7 @@ impl Head {
             epoch,
             prefix_index,
             spec,
+            table_len,
             body_crc,
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! segment: … | header (header_len, a multiple of 64) | payload | …
-//! header:  head (96 bytes) | tenant | key | group | padding to 8 | rows, 24 bytes each | zeros
+//! header:  head (96 bytes) | tenant | key | group | padding to 8 | table of rows | anything
 //! ```
 //!
 //! A host lists what it holds from these records alone; a reader learns from them whose bytes it is
@@ -13,7 +13,8 @@
 //! ([`set_state`]).
 //!
 //! Everything here is pure: bytes in, values out. Numbers are little-endian. Decoding never panics
-//! and never allocates by a length that it has not compared with the bytes that are there.
+//! and never allocates by a length that it has not compared with the bytes that are there, but for [`MAX_ROWS`]
+//! rows.
 //!
 //! - [`ObjectHeader`] and [`HeaderSpec`]: the record and its size; [`HeaderFields`], [`HeaderView`] and
 //!   [`Rows`]: the same without copies, for writers and readers.
@@ -27,7 +28,7 @@ mod view;
 mod written;
 
 pub use codec::{HeaderFields, Peek, peek, set_state};
-pub use rows::{RowTable, Rows};
+pub use rows::{Crcs, MAX_ROW_LEN, RowTable, Rows, Run};
 pub use verify::{ReadPiece, ReadPlan, Verified, VerifyError};
 pub use view::HeaderView;
 pub use written::WrittenRanges;
@@ -42,13 +43,10 @@ use crate::key::{ObjectKey, Tenant};
 use crate::range::ByteRange;
 
 /// The version of the record that this build writes.
-pub const FORMAT_VERSION: u16 = 1;
+pub const FORMAT_VERSION: u16 = 2;
 
 /// Bytes of the part of fixed size.
 pub const HEAD_LEN: usize = 96;
-
-/// Bytes of one row of the table of written ranges.
-pub const ROW_LEN: usize = 24;
 
 /// Headers are a multiple of this, in bytes, so that payloads start on a cache line.
 pub const HEADER_ALIGN: usize = 64;
@@ -64,9 +62,12 @@ pub const MAX_GROUP_LEN: usize = 65_535;
 
 // A header with the longest of everything fits its limit.
 const _: () = assert!(
-    HEAD_LEN + Tenant::MAX_LEN + ObjectKey::MAX_LEN + MAX_GROUP_LEN + 8 + MAX_ROWS * ROW_LEN
+    HEAD_LEN + Tenant::MAX_LEN + ObjectKey::MAX_LEN + MAX_GROUP_LEN + 8 + MAX_ROWS * MAX_ROW_LEN
         <= MAX_HEADER_LEN - HEADER_ALIGN
 );
+
+/// Bytes that a few runs of rows take, and a short group.
+const FEW_RUNS: usize = 48;
 
 /// How far the writer of a header's object has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -161,7 +162,7 @@ pub enum HeaderError {
     /// The bytes don't begin as a header does: nothing was written here, or something else.
     #[error("there is no object header")]
     NotAHeader,
-    /// A later program wrote it.
+    /// Another build wrote it.
     #[error("the header has format version {found}, this build reads {FORMAT_VERSION}")]
     UnknownVersion {
         /// The version found.
@@ -265,7 +266,7 @@ pub struct HeaderSpec {
 }
 
 impl HeaderSpec {
-    /// Bytes of the header, rounded up to [`HEADER_ALIGN`].
+    /// Bytes of the header at most, whatever its rows are, rounded up to [`HEADER_ALIGN`].
     pub fn encoded_len(&self) -> Result<u32, HeaderError> {
         for (field, len, max) in [
             ("tenant's length", self.tenant_len, Tenant::MAX_LEN),
@@ -277,7 +278,7 @@ impl HeaderSpec {
                 return Err(HeaderError::TooLong { field, len, max });
             }
         }
-        let len = (self.rows_at() + self.rows * ROW_LEN).next_multiple_of(HEADER_ALIGN);
+        let len = (self.rows_at() + self.rows * MAX_ROW_LEN).next_multiple_of(HEADER_ALIGN);
         u32::try_from(len).map_err(|_| HeaderError::TooLong {
             field: "length",
             len,
@@ -289,8 +290,16 @@ impl HeaderSpec {
     pub fn row_capacity(&self, header_len: u32) -> usize {
         (header_len as usize)
             .saturating_sub(self.rows_at())
-            .div_euclid(ROW_LEN)
+            .div_euclid(MAX_ROW_LEN)
             .min(MAX_ROWS)
+    }
+
+    /// Bytes from its start that hold all of a header of `header_len` bytes with these names if its rows have one
+    /// length, as they mostly do; `rows` doesn't count.
+    pub fn likely_len(&self, header_len: u32) -> u32 {
+        let rows = self.row_capacity(header_len) * rows::CRC_LEN;
+        let len = (self.rows_at() + rows + FEW_RUNS).next_multiple_of(HEADER_ALIGN);
+        u32::try_from(len).unwrap_or(u32::MAX).min(header_len)
     }
 
     /// The rows that a header gets whose writer did not ask for a number: one for every 64 KiB of

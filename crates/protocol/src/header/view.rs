@@ -7,47 +7,49 @@ use crate::ids::Generation;
 use crate::key::{ObjectKey, Tenant};
 
 use super::codec::{Head, check_crc, malformed};
-use super::rows::{self, Rows};
-use super::{Expected, HEAD_LEN, HeaderError, ObjectHeader, ROW_LEN};
+use super::rows::{self, FoundRuns, Rows};
+use super::{Expected, HEAD_LEN, HeaderError, ObjectHeader};
 
 /// A header whose checksums fit and whose rows make sense. Its names are bytes: a reader compares
 /// them with those that it expects.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HeaderView<'a> {
     head: Head,
     tenant: &'a [u8],
     key: &'a [u8],
     group: &'a str,
-    rows: &'a [u8],
+    runs: FoundRuns,
+    crcs: &'a [u8],
 }
 
 impl<'a> HeaderView<'a> {
-    /// Looks at the header at the start of `bytes`, which must reach to its end at least.
+    /// Looks at the header at the start of `bytes`, which must reach to the end of its rows at least;
+    /// [`HeaderError::Truncated`] tells where that is.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, HeaderError> {
         let head = Head::decode(bytes)?;
-        let header_len = head.header_len as usize;
-        if bytes.len() < header_len {
+        let rows_at = head.spec.rows_at();
+        let body_end = rows_at + head.table_len;
+        if bytes.len() < body_end {
             return Err(HeaderError::Truncated {
                 len: bytes.len(),
-                need: header_len,
+                need: body_end,
             });
         }
-        let rows_at = head.spec.rows_at();
-        let body_end = rows_at + head.spec.rows * ROW_LEN;
         check_crc("names and rows", head.body_crc, &bytes[HEAD_LEN..body_end])?;
 
         let (tenant, rest) = bytes[HEAD_LEN..rows_at].split_at(head.spec.tenant_len);
         let (key, rest) = rest.split_at(head.spec.key_len);
         let group = str::from_utf8(&rest[..head.spec.group_len]);
         let group = group.map_err(|e| malformed("group's text", e.valid_up_to() as u64))?;
-        let rows = &bytes[rows_at..body_end];
-        rows::check(rows, head.payload_len)?;
+        let table = &bytes[rows_at..body_end];
+        let (runs, crcs) = rows::decode(table, head.spec.rows, head.payload_len)?;
         Ok(Self {
             head,
             tenant,
             key,
             group,
-            rows,
+            runs,
+            crcs,
         })
     }
 
@@ -61,13 +63,13 @@ impl<'a> HeaderView<'a> {
         self.head.layout_id
     }
 
-    /// The rows, as a part of `memory`, in which this header lies.
+    /// The rows, whose checksums stay a part of `memory`, in which this header lies.
     ///
     /// # Panics
     ///
     /// If it lies elsewhere.
-    pub fn rows(&self, memory: &Bytes) -> Rows {
-        Rows::checked(memory.slice_ref(self.rows))
+    pub fn into_rows(self, memory: &Bytes) -> Rows {
+        Rows::new(self.runs, memory.slice_ref(self.crcs), self.head.spec.rows)
     }
 
     /// Checks that this is the header of what a reader was promised. Its state is not looked at.
@@ -91,12 +93,10 @@ impl<'a> HeaderView<'a> {
     }
 
     /// The header as a value of its own.
-    pub(super) fn to_header(self) -> Result<ObjectHeader, HeaderError> {
+    pub(super) fn to_header(&self) -> Result<ObjectHeader, HeaderError> {
         let Head { spec, .. } = self.head;
-        let mut table = Vec::with_capacity(spec.rows);
-        for row in self.rows.chunks_exact(ROW_LEN) {
-            table.push(rows::decode(row)?);
-        }
+        let rows = (0..spec.rows).map(|index| rows::row(&self.runs, self.crcs, index));
+        let rows = rows.collect();
         Ok(ObjectHeader {
             state: self.head.state,
             generation: self.head.generation,
@@ -109,7 +109,7 @@ impl<'a> HeaderView<'a> {
             epoch: self.head.epoch,
             prefix_index: self.head.prefix_index,
             checksums: self.head.checksums,
-            rows: table,
+            rows,
         })
     }
 }

@@ -7,12 +7,18 @@
 //! rows, until there are more than the header holds; then neighbours are joined, those first whose
 //! joining loses no checksum, and of these the shortest.
 //!
+//! Most objects are written once, upwards and in units of one length. As long as that is so, the checksums are all
+//! that is kept; the rows are spelt out at the first write that is different.
+//!
 //! Pure state: the caller serialises, and records a write only when its bytes have landed.
 
 use crate::checksum::combine;
 use crate::range::{ByteRange, gaps};
 
-use super::Row;
+use super::{Crcs, Row, Run};
+
+/// Room for so many rows is made at once.
+const FIRST_ROWS: usize = 64;
 
 /// What is known of a row's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +36,48 @@ struct Entry {
     sum: Sum,
 }
 
+impl Entry {
+    fn crc32c(&self) -> Option<&u32> {
+        match &self.sum {
+            Sum::Known(crc) => Some(crc),
+            Sum::Stale | Sum::Unknown => None,
+        }
+    }
+}
+
 /// The table of written ranges while it grows.
 #[derive(Clone, Debug)]
 pub struct WrittenRanges {
+    /// Rows of one length with their checksums, from the first byte on. If there are any, there are no `entries`.
+    even: Even,
     // Ascending, disjoint, non-empty.
     entries: Vec<Entry>,
     capacity: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Even {
+    row_len: u64,
+    crcs: Vec<u32>,
+}
+
+impl Even {
+    fn end(&self) -> u64 {
+        self.row_len * self.crcs.len() as u64
+    }
+
+    fn range(&self) -> Option<ByteRange> {
+        (!self.crcs.is_empty()).then(|| ByteRange::to(self.end()))
+    }
+
+    /// One of its rows.
+    fn entry(&self, index: usize) -> Entry {
+        let range = ByteRange::new(self.row_len * index as u64, self.row_len);
+        Entry {
+            range: range.expect("its end is that of a range that was written"),
+            sum: Sum::Known(self.crcs[index]),
+        }
+    }
 }
 
 impl WrittenRanges {
@@ -43,6 +85,10 @@ impl WrittenRanges {
     /// ([`HeaderSpec::row_capacity`](super::HeaderSpec::row_capacity)).
     pub const fn new(capacity: usize) -> Self {
         Self {
+            even: Even {
+                row_len: 0,
+                crcs: Vec::new(),
+            },
             entries: Vec::new(),
             capacity,
         }
@@ -51,9 +97,10 @@ impl WrittenRanges {
     /// Notes that the bytes of `range` were written, with their CRC-32C if it is known. What earlier
     /// rows said of these bytes no longer counts.
     pub fn record(&mut self, range: ByteRange, crc32c: Option<u32>) {
-        if range.is_empty() {
+        if range.is_empty() || crc32c.is_some_and(|crc| self.record_even(range, crc)) {
             return;
         }
+        self.spell_out();
         let entry = Entry {
             range,
             sum: crc32c.map_or(Sum::Unknown, Sum::Known),
@@ -62,9 +109,44 @@ impl WrittenRanges {
         self.fit();
     }
 
+    /// `false`: the rows are not of one length any more, or too many.
+    fn record_even(&mut self, range: ByteRange, crc: u32) -> bool {
+        let even = &mut self.even;
+        if even.crcs.is_empty() {
+            if !self.entries.is_empty() {
+                return false;
+            }
+            even.row_len = range.len();
+            even.crcs.reserve_exact(self.capacity.min(FIRST_ROWS));
+        }
+        if range.len() != even.row_len {
+            return false;
+        }
+        if range.start() == even.end() && even.crcs.len() < self.capacity {
+            even.crcs.push(crc);
+            return true;
+        }
+        let index = usize::try_from(range.start() / even.row_len);
+        let row = index.ok().and_then(|index| even.crcs.get_mut(index));
+        match row {
+            Some(row) if range.start().is_multiple_of(even.row_len) => {
+                *row = crc;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn spell_out(&mut self) {
+        let even = std::mem::take(&mut self.even);
+        let rows = (0..even.crcs.len()).map(|index| even.entry(index));
+        self.entries.extend(rows);
+    }
+
     /// Notes that a write into `range` failed: its bytes count as not written, whatever was there.
     pub fn forget(&mut self, range: ByteRange) {
         if !range.is_empty() {
+            self.spell_out();
             self.replace(range, None);
             self.fit();
         }
@@ -73,6 +155,7 @@ impl WrittenRanges {
     /// Notes that bytes of `range` may have been written by more than one transfer at a time: which of
     /// them came last is not known, so checksums of rows in it no longer count.
     pub fn mark_stale(&mut self, range: ByteRange) {
+        self.spell_out();
         let first = self
             .entries
             .partition_point(|e| e.range.end() <= range.start());
@@ -107,9 +190,15 @@ impl WrittenRanges {
         }
     }
 
+    /// Ranges that were written: rows, or many of them at once. In ascending order.
+    fn ranges(&self) -> impl Iterator<Item = ByteRange> {
+        let entries = self.entries.iter().map(|e| e.range);
+        self.even.range().into_iter().chain(entries)
+    }
+
     /// The parts of an object of `total` bytes that were not written, in ascending order.
     pub fn missing(&self, total: u64) -> impl Iterator<Item = ByteRange> {
-        gaps(ByteRange::to(total), self.entries.iter().map(|e| e.range))
+        gaps(ByteRange::to(total), self.ranges())
     }
 
     /// Whether all `total` bytes were written.
@@ -119,34 +208,51 @@ impl WrittenRanges {
 
     /// The number of bytes written.
     pub fn covered(&self) -> u64 {
-        self.entries.iter().map(|e| e.range.len()).sum()
+        self.ranges().map(ByteRange::len).sum()
     }
 
     /// The number of rows.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.even.crcs.len() + self.entries.len()
     }
 
     /// Whether nothing was written.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len() == 0
     }
 
     /// Whether the header holds all rows. It does unless the ranges leave more gaps than it has rows:
     /// then it can't be written before the gaps are filled.
     pub fn fits(&self) -> bool {
-        self.entries.len() <= self.capacity
+        self.len() <= self.capacity
     }
 
-    /// The rows for the header; a stale one is unverified there.
+    /// The rows; a stale one is unverified for readers.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = Row> + Clone {
-        self.entries.iter().map(|e| Row {
-            range: e.range,
-            crc32c: match e.sum {
-                Sum::Known(crc) => Some(crc),
-                Sum::Stale | Sum::Unknown => None,
-            },
-        })
+        let row = |index| {
+            let entry = match self.entries.get(index) {
+                Some(entry) => *entry,
+                None => self.even.entry(index),
+            };
+            Row {
+                range: entry.range,
+                crc32c: entry.crc32c().copied(),
+            }
+        };
+        (0..self.len()).map(row)
+    }
+
+    /// The rows for the header, as many at once as there are of one length.
+    pub fn runs(&self) -> impl Iterator<Item = Run<'_>> + Clone {
+        let Even { row_len, crcs } = &self.even;
+        let even = (!crcs.is_empty()).then_some(Run {
+            start: 0,
+            row_len: *row_len,
+            crcs: Crcs::Known(crcs),
+        });
+        let entries = self.entries.iter();
+        let entries = entries.map(|e| Run::of_row(e.range, e.crc32c()));
+        even.into_iter().chain(entries)
     }
 
     /// Puts `new` in the place of all that `range` covers, and keeps the rest of the rows it cuts.

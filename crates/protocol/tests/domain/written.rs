@@ -1,4 +1,4 @@
-use layercake_protocol::header::WrittenRanges;
+use layercake_protocol::header::{Crcs, Row, WrittenRanges};
 use layercake_protocol::range::{ByteRange, RangeSet};
 use proptest::prelude::*;
 
@@ -8,8 +8,52 @@ fn range(start: u64, end: u64) -> ByteRange {
 
 fn rows(written: &WrittenRanges) -> Vec<(u64, u64, Option<u32>)> {
     let rows = written.rows();
+    assert_eq!(rows.len(), written.len());
+    assert_eq!(rows_of_runs(written), rows.clone().collect::<Vec<_>>());
     rows.map(|r| (r.range.start(), r.range.end(), r.crc32c))
         .collect()
+}
+
+/// What the header will hold.
+fn rows_of_runs(written: &WrittenRanges) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for run in written.runs() {
+        let crcs = match run.crcs {
+            Crcs::Known(crcs) => crcs.iter().copied().map(Some).collect(),
+            Crcs::Unknown(count) => vec![None; count],
+        };
+        for (index, crc32c) in crcs.into_iter().enumerate() {
+            let start = run.start + index as u64 * run.row_len;
+            rows.push(Row {
+                range: range(start, start + run.row_len),
+                crc32c,
+            });
+        }
+    }
+    rows
+}
+
+#[test]
+fn what_is_written_upwards_in_units_is_one_run_until_it_is_not() {
+    for (then, runs) in [
+        (None, 1),
+        (Some((range(10, 20), Some(9))), 1),
+        (Some((range(30, 35), Some(9))), 4),
+        (Some((range(40, 50), Some(9))), 4),
+        (Some((range(10, 20), None)), 3),
+        (Some((range(15, 25), Some(9))), 4),
+    ] {
+        let mut written = WrittenRanges::new(8);
+        for (start, crc) in [(0, 1), (10, 2), (20, 3)] {
+            written.record(range(start, start + 10), Some(crc));
+        }
+        if let Some((range, crc)) = then {
+            written.record(range, crc);
+        }
+        assert_eq!(written.runs().count(), runs, "{then:?}");
+        let last = rows(&written).pop().expect("there are rows");
+        assert!(last.1 >= 30, "{last:?}");
+    }
 }
 
 #[test]
@@ -130,7 +174,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (race, any::<u8>()).prop_map(|(r, seed)| Step::Race(r, seed)),
         2 => Just(Step::Recompute),
     ];
-    prop::collection::vec(step, 0..40)
+    // First as most writers do: upwards, in units.
+    let first = (0..=6_u64, any::<u8>()).prop_map(|(units, seed)| {
+        let unit = |unit| Step::Write(range(unit * 10, unit * 10 + 10), seed, true);
+        (0..units).map(unit).collect::<Vec<_>>()
+    });
+    (first, prop::collection::vec(step, 0..40)).prop_map(|(first, then)| [first, then].concat())
 }
 
 fn slice(bytes: &[u8], range: ByteRange) -> &[u8] {
@@ -186,6 +235,7 @@ proptest! {
                 }
             }
             let rows: Vec<_> = written.rows().collect();
+            prop_assert_eq!(&rows_of_runs(&written), &rows);
             prop_assert!(rows.iter().all(|row| !row.range.is_empty()));
             prop_assert!(rows.windows(2).all(|p| p[0].range.end() <= p[1].range.start()));
             prop_assert_eq!(&rows.iter().map(|r| r.range).collect::<RangeSet>(), &covered);

@@ -1,7 +1,7 @@
 //! Starting and ending get sessions.
 //!
 //! A start is one call to the master, which leases the objects, and then one batch per peer that reads
-//! the headers (`records`). A header that does not fit what the master promised, or the caller expects, refuses
+//! the headers (`records`), and seldom a second one. A header that does not fit what the master promised, or the caller expects, refuses
 //! its key before a byte of the object moves; a replica whose header can't be had is passed over for
 //! the next one.
 
@@ -53,6 +53,8 @@ pub(super) struct Candidate {
     lease: LeaseHold,
     /// The replica to try.
     place: usize,
+    /// What is mostly enough of its header was not.
+    pub(super) whole_header: bool,
 }
 
 /// A session, and the payload if it came along with the header.
@@ -138,7 +140,13 @@ async fn start(
         let round = std::mem::take(&mut open);
         for ((index, mut candidate), record) in round.into_iter().zip(records) {
             match record {
-                Ok(record) => answers[index] = Some(Ok(candidate.into_session(core, record))),
+                Ok(Some(record)) => {
+                    answers[index] = Some(Ok(candidate.into_session(core, record)));
+                }
+                Ok(None) => {
+                    candidate.whole_header = true;
+                    open.push((index, candidate));
+                }
                 Err(error) => {
                     let is_final = matches!(error, StoreError::FingerprintMismatch { .. });
                     if !is_final && candidate.next_place(core) {
@@ -271,5 +279,6 @@ fn candidate(
         places,
         lease,
         place: 0,
+        whole_header: false,
     })
 }

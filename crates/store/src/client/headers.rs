@@ -115,7 +115,7 @@ impl Wave {
         for (place_at, place) in put.places.iter().enumerate() {
             let len = place.replica.header_len;
             let staged = self.scratch.stage(self.at, len as usize);
-            let used = fields.encode_into(written.rows(), len, staged);
+            let used = fields.encode_into(written.runs(), len, staged);
             let used = used.map_err(|error| mismatch(place, &error))?;
             // What lies behind the rows is not looked at: there is no need to move it.
             let mut remote = place.header();
@@ -146,24 +146,22 @@ fn header_failed(core: &Core, put: &PutShared, place: usize, failure: Failure) -
     }
 }
 
-/// Looks at a header that was read, and checks that it is what the master promised.
-pub(super) fn check_header<'a>(
+/// Checks that a header that was read is what the master promised.
+pub(super) fn check_header(
     place: &Place,
-    bytes: &'a [u8],
+    header: &HeaderView<'_>,
     expected: &Expected<'_>,
-) -> Result<HeaderView<'a>, StoreError> {
-    let header = HeaderView::parse(bytes).map_err(|error| mismatch(place, &error))?;
+) -> Result<(), StoreError> {
     let fits = header.check(expected).and_then(|()| header.check_sealed());
-    match fits {
-        Ok(()) => Ok(header),
-        Err(HeaderError::WrongFingerprint { expected, found }) => {
-            Err(StoreError::FingerprintMismatch { expected, found })
+    fits.map_err(|error| match error {
+        HeaderError::WrongFingerprint { expected, found } => {
+            StoreError::FingerprintMismatch { expected, found }
         }
-        Err(error) => Err(mismatch(place, &error)),
-    }
+        error => mismatch(place, &error),
+    })
 }
 
-fn mismatch(place: &Place, error: &HeaderError) -> StoreError {
+pub(super) fn mismatch(place: &Place, error: &HeaderError) -> StoreError {
     StoreError::HeaderMismatch {
         segment: place.replica.segment,
         generation: place.replica.generation,

@@ -3,17 +3,20 @@
 //! The header decides whether the bytes behind it are what was asked for, so it comes first. A small
 //! object's payload comes in the same piece, into memory of the client's own, and is looked at only
 //! once its header fits: one trip instead of two.
+//!
+//! Of a header alone only as much is read as it has if its rows have one length, which is little of what was reserved
+//! for it. One that has more is read again.
 
 use bytes::Bytes;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
-use layercake_protocol::header::{Row, Rows};
+use layercake_protocol::header::{HeaderError, HeaderSpec, HeaderView, Row, Rows};
 use layercake_transport::{Direction, PieceError};
 
 use super::core::{Core, now};
 use super::fanout::Fanout;
 use super::get_start::Candidate;
-use super::headers::check_header;
+use super::headers::{check_header, mismatch};
 use super::places::Place;
 use super::scratch::Scratch;
 use crate::error::StoreError;
@@ -25,6 +28,9 @@ pub(super) struct Record {
     pub(super) rows: Rows,
     pub(super) payload: Option<Bytes>,
 }
+
+/// `None`: the header has more bytes than were read.
+pub(super) type Answer = Result<Option<Record>, StoreError>;
 
 /// Bytes of records that are under way at a time, unless one is larger.
 const WAVE: u64 = 4 << 20;
@@ -47,7 +53,7 @@ pub(super) async fn read_records(
     candidates: &[&Candidate],
     fingerprint: Option<Fingerprint>,
     eager: u64,
-) -> Vec<Result<Record, StoreError>> {
+) -> Vec<Answer> {
     let wanted = Wanted {
         core,
         fingerprint,
@@ -70,17 +76,24 @@ pub(super) async fn read_records(
 
 impl Wanted<'_> {
     fn len_of(&self, candidate: &Candidate) -> u64 {
-        let header = u64::from(candidate.here().replica.header_len);
-        let payload = if candidate.size <= self.eager {
-            candidate.size
-        } else {
-            0
+        let header_len = candidate.here().replica.header_len;
+        if candidate.size <= self.eager {
+            return u64::from(header_len) + candidate.size;
+        }
+        if candidate.whole_header {
+            return header_len.into();
+        }
+        let spec = HeaderSpec {
+            tenant_len: self.core.config.tenant.as_str().len(),
+            key_len: candidate.lease().object().key.as_str().len(),
+            group_len: 0,
+            rows: 0,
         };
-        header + payload
+        spec.likely_len(header_len).into()
     }
 
     /// Reads one wave.
-    async fn read(&self, wave: &[&Candidate], records: &mut Vec<Result<Record, StoreError>>) {
+    async fn read(&self, wave: &[&Candidate], records: &mut Vec<Answer>) {
         let core = self.core;
         let total = wave.iter().map(|candidate| self.len_of(candidate)).sum();
         let scratch = match core.scratch.take(total) {
@@ -144,23 +157,33 @@ impl Wanted<'_> {
     }
 
     /// Checks one record.
-    fn record(&self, candidate: &Candidate, bytes: &Bytes) -> Result<Record, StoreError> {
+    fn record(&self, candidate: &Candidate, bytes: &Bytes) -> Answer {
         let Self {
             core, fingerprint, ..
         } = *self;
         let place = candidate.here();
         core.suspects.clear(place.target.segment);
-        let header = check_header(place, bytes, &candidate.expected(core, fingerprint))?;
+        let header_len = place.replica.header_len as usize;
+        let header = match HeaderView::parse(bytes) {
+            Ok(header) => header,
+            Err(HeaderError::Truncated { need, .. })
+                if bytes.len() < need && need <= header_len && !candidate.whole_header =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(mismatch(place, &error)),
+        };
+        check_header(place, &header, &candidate.expected(core, fingerprint))?;
         let mut record = Record {
             fingerprint: header.fingerprint(),
             layout_id: header.layout_id(),
-            rows: header.rows(bytes),
+            rows: header.into_rows(bytes),
             payload: None,
         };
-        let payload = bytes.slice(place.replica.header_len as usize..);
-        if payload.is_empty() {
-            return Ok(record);
+        if candidate.size > self.eager {
+            return Ok(Some(record));
         }
+        let payload = bytes.slice(header_len..);
         let verified = if core.config.checksums {
             verify(&record.rows, &payload)?
         } else {
@@ -174,7 +197,7 @@ impl Wanted<'_> {
         core.counters.bytes_verified.add(verified);
         core.counters.bytes_unverified.add(len - verified);
         record.payload = Some(payload);
-        Ok(record)
+        Ok(Some(record))
     }
 }
 

@@ -217,3 +217,57 @@ async fn one_end_takes_the_checksums_of_many_objects_anew() {
         assert_eq!(read, bytes);
     }
 }
+
+/// Rows of many lengths make a header longer than readers expect: it is read again, beside one that is not.
+// contract: session-12
+#[tokio::test]
+async fn headers_of_even_and_of_uneven_rows_are_read_whole() {
+    let (_cluster, client) = cluster(Via::Tcp).await;
+    let rows = 200;
+    let lens: [Vec<u64>; 3] = [
+        vec![KIB; 200],
+        (0..rows).map(|row| KIB + row).collect(),
+        (0..rows).map(|row| KIB * (1 + row % 2)).collect(),
+    ];
+    let mut stored = Vec::new();
+    for (seed, lens) in (0..).zip(&lens) {
+        let bytes = pattern(seed, lens.iter().sum());
+        let entry = PutStart {
+            header_rows: 200,
+            ..PutStart::new(fresh_key(), bytes.len() as u64)
+        };
+        let started = client
+            .start_puts(vec![entry], &one_replica(), Recency::default())
+            .await;
+        let session = one(started).expect("there is room");
+        let memory = buffer(client.engine(), bytes.clone());
+        let mut ranges = Vec::new();
+        let mut offset = 0;
+        for &len in lens {
+            let local = memory.slice(offset, len).expect("inside");
+            ranges.push(Range { offset, local });
+            offset += len;
+        }
+        let write = RangeWrite {
+            session: &session,
+            ranges,
+        };
+        one(client.write_ranges(vec![write]).await).expect("all of it");
+        stored.push((session.key().clone(), bytes));
+        one(client.end_puts(vec![session]).await).expect("fully written");
+    }
+    let keys: Vec<_> = stored.iter().map(|(key, _)| key.clone()).collect();
+    let sessions = client.start_gets(&keys, Recency::default()).await;
+    for ((session, lens), (_, bytes)) in sessions.into_iter().zip(lens).zip(stored) {
+        let session = session.expect("complete");
+        let written = session.written_ranges().iter();
+        let found: Vec<u64> = written.map(|row| row.range.len()).collect();
+        assert_eq!(found, lens);
+        let (done, read) = client
+            .read(&session, 0, session.size())
+            .await
+            .expect("sound");
+        assert_eq!(done.verified, session.size());
+        assert_eq!(read, bytes);
+    }
+}
