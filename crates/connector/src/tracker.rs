@@ -7,9 +7,13 @@
 //! last owner lets go.
 //!
 //! A put is cancelled when its owner loses its blocks or computed from void ones. Cancelling is a mark:
-//! whoever holds the session sees it at the next step (`opened`, `may_write`, `may_commit`), revokes,
-//! and settles. A cancelled put is never committed unless its commit had begun, and that begins only
-//! when every byte has been read. So once a request has no unsettled put, nothing reads its blocks.
+//! whoever holds the session sees it at the next step (`may_write`, `may_commit`), revokes, and
+//! settles. A cancelled put is never committed unless its commit had begun, and that begins only when
+//! every byte has been read. So once a request has no unsettled put, nothing reads its blocks.
+//!
+//! Where ranks compute together, a load that failed on one makes void what all compute from there on. So a
+//! request that loads is *in doubt* until the results of all ranks for that step are known, and its puts
+//! wait with their commit for that ([`doubt`](Tracker::doubt), [`confirm`](Tracker::confirm)).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -50,11 +54,15 @@ pub struct Tracker<K> {
     /// Under which a request's objects are reserved; kept as long as it is known or has unsettled puts.
     epochs: HashMap<RequestId, Epoch>,
     gets: HashMap<K, BTreeSet<RequestId>>,
+    /// The results of all ranks are known for every step up to this one.
+    confirmed: u64,
 }
 
 #[derive(Debug)]
 struct Request<K> {
     attempt: u32,
+    /// The last step in which it computed from blocks that were just loaded; 0: none.
+    doubt: u64,
     /// This attempt computed from void blocks: nothing more of it is saved.
     void: bool,
     table: Vec<BlockId>,
@@ -68,6 +76,8 @@ struct Put {
     index: u32,
     followers: Vec<(RequestId, u32)>,
     state: PutState,
+    /// The step whose results it waits for; 0: none.
+    awaits: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +95,7 @@ impl<K> Default for Tracker<K> {
             unsettled: HashMap::new(),
             epochs: HashMap::new(),
             gets: HashMap::new(),
+            confirmed: 0,
         }
     }
 }
@@ -107,6 +118,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             .entry(request.clone())
             .or_insert_with(|| Request {
                 attempt,
+                doubt: 0,
                 void: false,
                 table: Vec::new(),
                 committed: BTreeMap::new(),
@@ -127,6 +139,26 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn block(&self, request: &RequestId, index: u32) -> Option<BlockId> {
         let table = &self.requests.get(request)?.table;
         table.get(index as usize).copied()
+    }
+
+    /// A request computes in this step from blocks that are loaded in it: what it saves from here on is not
+    /// committed before the step is confirmed.
+    pub fn doubt(&mut self, request: &RequestId, step: u64) {
+        if let Some(entry) = self.requests.get_mut(request) {
+            entry.doubt = step;
+        }
+    }
+
+    /// The results of all ranks are known for every step up to this one, and what is void by them has been
+    /// cancelled.
+    pub fn confirm(&mut self, step: u64) {
+        self.confirmed = step;
+    }
+
+    /// Whether a request has one of these blocks.
+    pub fn uses(&self, request: &RequestId, blocks: &BTreeSet<BlockId>) -> bool {
+        let entry = self.requests.get(request);
+        entry.is_some_and(|entry| entry.table.iter().any(|block| blocks.contains(block)))
     }
 
     /// The epoch under which a request's objects were first reserved; unset before.
@@ -209,6 +241,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             index,
             followers: Vec::new(),
             state: PutState::Open,
+            awaits: entry.doubt,
         };
         self.puts.insert(key.clone(), put);
         *self.unsettled.entry(request.clone()).or_default() += 1;
@@ -222,11 +255,18 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             .is_some_and(|put| put.state == PutState::Open)
     }
 
-    /// Whether a put whose bytes are all written may be committed; if not, it is to be revoked. From here on
-    /// it can't be cancelled.
+    /// Whether a put has to wait with its commit for the results of all ranks.
+    pub fn must_wait(&self, key: &K) -> bool {
+        self.puts
+            .get(key)
+            .is_some_and(|put| put.state == PutState::Open && put.awaits > self.confirmed)
+    }
+
+    /// Whether a put whose bytes are all written may be committed; if not, and it need not
+    /// [wait](Self::must_wait), it is to be revoked. From here on it can't be cancelled.
     pub fn may_commit(&mut self, key: &K) -> bool {
         match self.puts.get_mut(key) {
-            Some(put) if put.state == PutState::Open => {
+            Some(put) if put.state == PutState::Open && put.awaits <= self.confirmed => {
                 put.state = PutState::Committing;
                 true
             }
@@ -283,8 +323,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             return;
         }
         for request in requests {
-            let entry = self.requests.get(request);
-            if entry.is_some_and(|entry| entry.table.iter().any(|block| void.contains(block))) {
+            if self.uses(request, void) {
                 self.cancel(request);
             }
         }

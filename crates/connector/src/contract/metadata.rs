@@ -10,7 +10,7 @@ use super::{BlockHash, BlockId, RequestId};
 use crate::error::ConnectorError;
 
 /// Version of [`StepMetadata`]. A worker refuses any other.
-pub const METADATA_VERSION: u32 = 1;
+pub const METADATA_VERSION: u32 = 2;
 
 /// One step's instructions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,12 @@ pub struct StepMetadata {
     pub preempted: Vec<RequestId>,
     /// Requests that ended with saves under way: to be reported when the last of them is over.
     pub finished: Vec<RequestId>,
+    /// Requests that computed from a block whose load failed, on whichever rank: nothing of their attempt
+    /// up to now is committed.
+    pub void: Vec<RequestId>,
+    /// The results of all ranks are known for every step up to this one: `void` and earlier steps' say what
+    /// failed in them.
+    pub confirmed: u64,
 }
 
 /// One request in a step.
@@ -152,6 +158,8 @@ mod tests {
             }],
             preempted: vec!["r-2".into()],
             finished: vec![],
+            void: vec!["r-3".into()],
+            confirmed: 6,
         }
     }
 
@@ -163,14 +171,14 @@ mod tests {
         assert!(text.contains("\"ab00\""), "hashes are digits: {text}");
         assert_eq!(StepMetadata::decode(&bytes).expect("decodes"), step());
 
-        let later = br#"{"version": 2, "something": "new"}"#;
+        let later = br#"{"version": 3, "something": "new"}"#;
         let error = StepMetadata::decode(later).expect_err("refused");
         assert!(
             matches!(
                 error,
                 ConnectorError::MetadataVersion {
-                    found: 2,
-                    accepted: 1
+                    found: 3,
+                    accepted: 2
                 }
             ),
             "{error}"

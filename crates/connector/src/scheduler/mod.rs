@@ -7,6 +7,7 @@
 mod entry;
 mod pays;
 mod planner;
+mod reports;
 mod seen;
 
 pub use pays::Payoff;

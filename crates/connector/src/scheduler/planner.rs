@@ -15,6 +15,7 @@ use layercake_protocol::ids::Epoch;
 
 use super::entry::Entry;
 use super::pays::Payoff;
+use super::reports::Reports;
 use super::seen::Seen;
 use crate::contract::{
     Absorbed, BlockHash, BlockId, FreeBlocks, METADATA_VERSION, Matched, RequestId, RequestStep,
@@ -70,6 +71,9 @@ pub struct Planner {
     requests: HashMap<RequestId, Entry>,
     preempted: BTreeSet<RequestId>,
     finished: Vec<RequestId>,
+    /// What the workers are told next of requests that computed from void blocks.
+    void: BTreeSet<RequestId>,
+    reports: Reports,
     seen: Seen,
     payoff: Payoff,
     steps: VecDeque<(u64, u64)>,
@@ -81,10 +85,12 @@ impl Planner {
     /// A planner without requests.
     pub fn new(config: PlannerConfig, counters: Arc<Counters>) -> Self {
         Self {
+            reports: Reports::new(config.ranks),
             config,
             requests: HashMap::new(),
             preempted: BTreeSet::new(),
             finished: Vec::new(),
+            void: BTreeSet::new(),
             seen: Seen::default(),
             payoff: Payoff::default(),
             steps: VecDeque::new(),
@@ -249,6 +255,8 @@ impl Planner {
             requests,
             preempted: std::mem::take(&mut self.preempted).into_iter().collect(),
             finished: std::mem::take(&mut self.finished),
+            void: std::mem::take(&mut self.void).into_iter().collect(),
+            confirmed: self.reports.confirmed(),
         })
     }
 
@@ -375,6 +383,7 @@ impl Planner {
         for (step, blocks) in &invalid {
             self.cut_back(*step, blocks, &mut absorbed);
         }
+        self.note_reports(results);
         self.note_compute(results);
         self.expire(now, &mut absorbed);
         for request in &absorbed.free {
@@ -397,6 +406,7 @@ impl Planner {
             let Some(first) = first else {
                 continue;
             };
+            self.void.insert(request.clone());
             match entry.machine.load_failed(self.config.policy) {
                 Verdict::Recompute => {
                     entry.start_over(first);
@@ -414,6 +424,19 @@ impl Planner {
         }
         absorbed.recompute.sort_unstable();
         absorbed.failed.sort_unstable();
+    }
+
+    /// Steps are confirmed once what is void by them is known.
+    fn note_reports(&mut self, results: &[WorkerResults]) {
+        for result in results.iter().filter(|result| result.step <= self.step) {
+            let Some(missing) = self.reports.note(result.rank, result.step) else {
+                continue;
+            };
+            // Whoever may have computed then may have computed from anything.
+            let entries = self.requests.iter();
+            let then = entries.filter(|(_, entry)| entry.since_step <= *missing.end());
+            self.void.extend(then.map(|(request, _)| request.clone()));
+        }
     }
 
     fn note_compute(&mut self, results: &[WorkerResults]) {

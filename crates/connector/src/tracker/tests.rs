@@ -73,6 +73,30 @@ fn committed_blocks_come_back_into_the_blocks_a_request_has_now() {
     assert_eq!(tracker.committed(&r).count(), 0);
 }
 
+// contract: connector-17
+#[test]
+fn what_is_computed_beside_a_load_waits_for_all_ranks() {
+    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
+    let mut tracker = tracker(&[(&r1, &[0, 1]), (&r2, &[5])]);
+    tracker.doubt(&r1, 4);
+    assert!(tracker.want_put(&r1, 1, &7).is_some());
+    assert!(tracker.want_put(&r2, 0, &8).is_some());
+    assert!(tracker.must_wait(&7) && !tracker.may_commit(&7));
+    assert!(tracker.may_write(&7), "its bytes may be read meanwhile");
+    assert!(!tracker.must_wait(&8) && tracker.may_commit(&8));
+    tracker.confirm(3);
+    assert!(tracker.must_wait(&7));
+    tracker.confirm(4);
+    assert!(!tracker.must_wait(&7) && tracker.may_commit(&7));
+    // What turns out to be void waits no longer, and is not committed.
+    tracker.doubt(&r1, 5);
+    assert!(tracker.want_put(&r1, 0, &9).is_some());
+    assert!(tracker.must_wait(&9));
+    tracker.cancel(&r1);
+    tracker.confirm(5);
+    assert!(!tracker.must_wait(&9) && !tracker.may_commit(&9));
+}
+
 #[test]
 fn a_block_is_saved_by_one_request_and_known_to_all_that_have_it() {
     let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));

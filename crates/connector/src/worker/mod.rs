@@ -14,6 +14,7 @@
 
 mod board;
 mod caches;
+mod commit;
 mod observer;
 mod plan;
 mod queue;
@@ -53,7 +54,7 @@ use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
 use crate::stats::ConnectorStats;
-use crate::tracker::PutOutcome;
+use crate::tracker::{PutOutcome, Tracker};
 
 /// Layers that may wait to be saved.
 const SAVES_QUEUED: usize = 8;
@@ -67,6 +68,10 @@ pub struct StoreWorker {
     /// Its bytes are stored under this rank's keys.
     storing_rank: usize,
     saves: bool,
+    /// Other ranks compute with this one: what fails for them makes void what is computed here.
+    shares: bool,
+    /// Saves wait for the results of this step.
+    doubtful: Option<u64>,
     identity: Identity,
     keys: BlockKeys,
     shared: Arc<Shared>,
@@ -128,6 +133,8 @@ impl StoreWorker {
             rank,
             storing_rank: usize::try_from(storing_rank).unwrap_or(usize::MAX),
             saves,
+            shares: deployment.tp_size > 1,
+            doubtful: None,
             identity: checked.identity,
             keys,
             shared,
@@ -216,6 +223,11 @@ impl StoreWorker {
     /// Cancels what lost its blocks, and waits until nothing reads them.
     fn fence(&mut self, step: &StepMetadata) -> Result<(), ConnectorError> {
         let over = self.shared.tracker(|tracker| plan::begin(tracker, step))?;
+        if self.doubtful.is_some() || !(over.is_empty() && step.void.is_empty()) {
+            self.doubtful
+                .take_if(|doubtful| *doubtful <= step.confirmed);
+            self.shared.saves_told.notify_one();
+        }
         self.ending.extend(step.finished.iter().cloned());
         let patience = self.patience();
         if self.shared.wait_settled(&over, patience) {
@@ -366,6 +378,10 @@ impl WorkerSide for StoreWorker {
         })?;
         self.fence(step)?;
         let loads = plan::loads(self, step)?;
+        let doubt = |tracker: &mut Tracker<ObjectKey>| plan::doubt(tracker, step);
+        if self.shares && self.saves && self.shared.tracker(doubt) {
+            self.doubtful = Some(step.step);
+        }
         let saves = plan::saves(self, step)?;
         let board = self.begin_loads(&caches, loads, ready);
         let save = self.begin_saves(&caches, saves);

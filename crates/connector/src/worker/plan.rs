@@ -1,6 +1,6 @@
 //! From a step's metadata to what is loaded and saved.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use layercake_protocol::key::ObjectKey;
 
@@ -38,7 +38,8 @@ impl StepLoads {
     }
 }
 
-/// Tells the tracker who is in the step, and gives those whose earlier saves must not read on.
+/// Tells the tracker who is in the step and what came of the steps before, and gives those whose earlier
+/// saves must not read on.
 pub(super) fn begin(
     tracker: &mut Tracker<ObjectKey>,
     step: &StepMetadata,
@@ -47,6 +48,10 @@ pub(super) fn begin(
     for request in &step.preempted {
         tracker.preempt(request);
     }
+    for request in &step.void {
+        tracker.cancel(request);
+    }
+    tracker.confirm(step.confirmed);
     for request in &step.finished {
         tracker.finish(request);
     }
@@ -63,6 +68,24 @@ pub(super) fn begin(
         }
     }
     Ok(over)
+}
+
+/// Marks the requests that compute from blocks loaded in this step. Whether there are any.
+pub(super) fn doubt(tracker: &mut Tracker<ObjectKey>, step: &StepMetadata) -> bool {
+    let mut loaded = BTreeSet::new();
+    for request in &step.requests {
+        let indices = request.load.iter().flat_map(Span::iter);
+        let blocks = indices.filter_map(|(index, _)| tracker.block(&request.request, index));
+        loaded.extend(blocks);
+    }
+    let mut any = false;
+    for part in &step.requests {
+        if part.restore > 0 || (!loaded.is_empty() && tracker.uses(&part.request, &loaded)) {
+            tracker.doubt(&part.request, step.step);
+            any = true;
+        }
+    }
+    any
 }
 
 pub(super) fn loads(

@@ -14,9 +14,10 @@ use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::{PutStart, Recency};
-use layercake_store::{PutRequest, PutSession, RangeWrite, StoreError};
+use layercake_store::{PutSession, RangeWrite, StoreError};
 
 use super::caches::Caches;
+use super::commit::Unread;
 use super::queue::Queue;
 use super::shared::{Shared, reached};
 use crate::audit::Operation;
@@ -51,16 +52,19 @@ pub(crate) enum SaveJob {
 }
 
 pub(crate) struct Sender {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     open: Option<OpenStep>,
-    scratch: AppliedRanges,
+    /// Written, and waiting for the results of other ranks.
+    pub(super) held: Vec<OpenStep>,
+    pub(super) unread: Vec<Unread>,
+    pub(super) scratch: AppliedRanges,
 }
 
-/// The step that is being saved.
-struct OpenStep {
-    step: Arc<SaveStep>,
+/// A step that is being saved.
+pub(super) struct OpenStep {
+    pub(super) step: Arc<SaveStep>,
     /// One for each row that is not settled.
-    sessions: Vec<Option<PutSession>>,
+    pub(super) sessions: Vec<Option<PutSession>>,
 }
 
 impl Sender {
@@ -68,27 +72,42 @@ impl Sender {
         Self {
             shared,
             open: None,
+            held: Vec::new(),
+            unread: Vec::new(),
             scratch: AppliedRanges::default(),
         }
     }
 
     pub(crate) async fn run(mut self, queue: Arc<Queue<SaveJob>>) {
-        while let Some(job) = queue.pop().await {
-            match job {
-                SaveJob::Open(step) => {
-                    self.leave().await;
-                    if self.shared.options.layerwise {
-                        self.open(step).await;
-                    }
-                }
-                SaveJob::Layer(step, layer, ready) => self.layer(&step, layer, &ready).await,
-                SaveJob::End(step, ready) if self.shared.options.layerwise => {
-                    self.end(&step, &ready).await;
-                }
-                SaveJob::End(step, ready) => self.put_whole(&step, &ready).await,
+        let told = Arc::clone(&self.shared);
+        loop {
+            tokio::select! {
+                biased;
+                () = told.saves_told.notified() => self.told().await,
+                job = queue.pop() => match job {
+                    Some(job) => self.job(job).await,
+                    None => break,
+                },
             }
         }
         self.leave().await;
+        self.leave_waiting().await;
+    }
+
+    async fn job(&mut self, job: SaveJob) {
+        match job {
+            SaveJob::Open(step) => {
+                self.leave().await;
+                if self.shared.options.layerwise {
+                    self.open(step).await;
+                }
+            }
+            SaveJob::Layer(step, layer, ready) => self.layer(&step, layer, &ready).await,
+            SaveJob::End(step, ready) if self.shared.options.layerwise => {
+                self.end(&step, &ready).await;
+            }
+            SaveJob::End(step, ready) => self.put_whole(step, &ready).await,
+        }
     }
 
     async fn open(&mut self, step: Arc<SaveStep>) {
@@ -243,7 +262,7 @@ impl Sender {
     }
 
     /// Revokes what its owner no longer vouches for, before another byte of it is read.
-    async fn drop_cancelled(&self, open: &mut OpenStep) {
+    pub(super) async fn drop_cancelled(&self, open: &mut OpenStep) {
         let given_up = open.step.given_up.load(Ordering::Acquire);
         let cancelled = self.shared.tracker(|tracker| {
             let gone = |row: &usize| given_up || !tracker.may_write(&open.step.rows[*row].key);
@@ -256,7 +275,7 @@ impl Sender {
         self.revoke(open, &cancelled).await;
     }
 
-    async fn revoke(&self, open: &mut OpenStep, rows: &[usize]) {
+    pub(super) async fn revoke(&self, open: &mut OpenStep, rows: &[usize]) {
         let taken = rows
             .iter()
             .filter_map(|&row| Some((row, open.sessions[row].take()?)));
@@ -279,153 +298,28 @@ impl Sender {
         }
     }
 
-    async fn end(&mut self, step: &Arc<SaveStep>, ready: &Event) {
-        let Some(mut open) = self.take(step) else {
-            return;
-        };
-        if !reached(ready, self.shared.options.layer_timeout).await {
-            step.given_up.store(true, Ordering::Release);
-        }
-        self.drop_cancelled(&mut open).await;
-        let rows: Vec<usize> = open.rows().collect();
-        for rows in rows.chunks(self.shared.options.max_transfer_blocks.get()) {
-            self.commit(&mut open, rows).await;
-        }
-        // What was cancelled between the two looks.
-        let left: Vec<usize> = open.rows().collect();
-        self.shared.counters.dropped_saves.add(left.len() as u64);
-        self.revoke(&mut open, &left).await;
-    }
-
-    async fn commit(&self, open: &mut OpenStep, rows: &[usize]) {
-        let step = Arc::clone(&open.step);
-        let allowed = self.shared.tracker(|tracker| {
-            let may = |row: &&usize| tracker.may_commit(&step.rows[**row].key);
-            rows.iter().filter(may).copied().collect::<Vec<_>>()
-        });
-        let taken = allowed
-            .iter()
-            .filter_map(|&row| Some((row, open.sessions[row].take()?)));
-        let (mut rows, mut sessions): (Vec<usize>, Vec<PutSession>) = taken.unzip();
-        // A second time for what failed for a passing reason.
-        for last in [false, true] {
-            let ended = self
-                .shared
-                .store
-                .end_puts(std::mem::take(&mut sessions))
-                .await;
-            let mut ended = ended.into_iter();
-            let mut again = Vec::new();
-            for row in std::mem::take(&mut rows) {
-                let key = &step.rows[row].key;
-                match ended.next() {
-                    Some(Ok(())) => {
-                        self.shared.audit.note(Operation::PutEnd, key, None, None);
-                        self.shared.counters.saved_blocks.add(1);
-                        self.shared.settle(key, PutOutcome::Committed);
-                    }
-                    Some(Err(failed))
-                        if !last && failed.error.is_retryable() && failed.session.is_some() =>
-                    {
-                        sessions.extend(failed.session);
-                        again.push(row);
-                    }
-                    failed => {
-                        let error = failed.and_then(Result::err);
-                        let error = error.map_or(StoreError::UnknownSession, |failed| failed.error);
-                        let audit = &self.shared.audit;
-                        audit.note(Operation::PutEnd, key, None, Some(&error));
-                        tracing::debug!(%key, %error, "a block's commit failed");
-                        self.shared.counters.failed_saves.add(1);
-                        self.shared.settle(key, PutOutcome::Lost);
-                    }
-                }
-            }
-            rows = again;
-            if rows.is_empty() {
-                return;
-            }
-        }
-    }
-
-    /// Whole-object mode (W14): everything at the step's end.
-    async fn put_whole(&mut self, step: &Arc<SaveStep>, ready: &Event) {
-        let reached = reached(ready, self.shared.options.layer_timeout).await;
-        let given_up = !reached || step.given_up.load(Ordering::Acquire);
-        for rows in step
-            .rows
-            .chunks(self.shared.options.max_transfer_blocks.get())
-        {
-            let mut puts = Vec::with_capacity(rows.len());
-            let mut put = Vec::with_capacity(rows.len());
-            for row in rows {
-                let allowed =
-                    !given_up && self.shared.tracker(|tracker| tracker.may_commit(&row.key));
-                let ranges = step.caches.whole(row.block, &mut self.scratch);
-                let Some(ranges) = ranges.filter(|_| allowed) else {
-                    self.shared.counters.dropped_saves.add(1);
-                    self.shared.settle(&row.key, PutOutcome::Lost);
-                    continue;
-                };
-                let pieces = ranges.into_iter().map(|range| range.local).collect();
-                puts.push(PutRequest {
-                    fingerprint: self.shared.fingerprint,
-                    ..PutRequest::new(row.key.clone(), pieces)
-                });
-                put.push(row);
-            }
-            let config = self.shared.options.replicate();
-            let mut done = self.shared.store.put(puts, &config).await.into_iter();
-            for row in put {
-                let done = done.next();
-                let error = match &done {
-                    Some(Err(error)) => Some(error as &dyn std::fmt::Display),
-                    _ => None,
-                };
-                self.shared
-                    .audit
-                    .note(Operation::Put, &row.key, None, error);
-                match done {
-                    Some(Ok(layercake_store::PutOutcome::Stored)) => {
-                        self.shared.counters.saved_blocks.add(1);
-                        self.shared.settle(&row.key, PutOutcome::Committed);
-                    }
-                    Some(Ok(layercake_store::PutOutcome::Existed)) => {
-                        self.shared.counters.saved_elsewhere.add(1);
-                        self.shared.settle(&row.key, PutOutcome::Elsewhere);
-                    }
-                    Some(Ok(_)) => {
-                        self.shared.counters.saved_elsewhere.add(1);
-                        self.shared.settle(&row.key, PutOutcome::Lost);
-                    }
-                    failed => {
-                        tracing::debug!(key = %row.key, ?failed, "a block is not saved");
-                        self.shared.counters.failed_saves.add(1);
-                        self.shared.settle(&row.key, PutOutcome::Lost);
-                    }
-                }
-            }
-        }
-    }
-
     /// The open step, if it is this one.
-    fn take(&mut self, step: &Arc<SaveStep>) -> Option<OpenStep> {
+    pub(super) fn take(&mut self, step: &Arc<SaveStep>) -> Option<OpenStep> {
         self.open.take_if(|open| Arc::ptr_eq(&open.step, step))
     }
 
     /// Revokes what is left of a step that was not ended.
     async fn leave(&mut self) {
-        if let Some(mut open) = self.open.take() {
-            let rows: Vec<usize> = open.rows().collect();
-            self.shared.counters.dropped_saves.add(rows.len() as u64);
-            self.revoke(&mut open, &rows).await;
+        if let Some(open) = self.open.take() {
+            self.give_up(open).await;
         }
+    }
+
+    pub(super) async fn give_up(&self, mut open: OpenStep) {
+        let rows: Vec<usize> = open.rows().collect();
+        self.shared.counters.dropped_saves.add(rows.len() as u64);
+        self.revoke(&mut open, &rows).await;
     }
 }
 
 impl OpenStep {
     /// Rows that are not settled.
-    fn rows(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = usize> {
         let sessions = self.sessions.iter().enumerate();
         sessions
             .filter(|(_, session)| session.is_some())

@@ -11,7 +11,7 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::ObjectLayout;
 use layercake_store::StoreClient;
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::observer::{LayerTransfer, TransferObserver};
 use crate::audit::Audit;
@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) loads: Mutex<Batcher>,
     pub(crate) saves: Mutex<Batcher>,
     pub(crate) observer: OnceLock<Arc<dyn TransferObserver>>,
+    /// Something was cancelled or confirmed that the task that saves may wait for.
+    pub(crate) saves_told: Notify,
     tracker: Mutex<Tracker<ObjectKey>>,
     settled: Condvar,
 }
@@ -64,6 +66,7 @@ impl Shared {
             counters: Counters::default(),
             audit,
             observer: OnceLock::new(),
+            saves_told: Notify::new(),
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
         }

@@ -16,7 +16,7 @@ use layercake_connector::scheduler::{Planner, PlannerConfig, Question};
 use layercake_connector::stats::{Counters, MissReason};
 use layercake_protocol::ids::Epoch;
 
-use crate::rank::{Computes, Rank};
+use crate::rank::Rank;
 use crate::world::{Draw, Seen, World};
 
 const SIZE: u64 = 4;
@@ -333,19 +333,18 @@ impl Engine {
             preempted: &preempted,
         };
         let metadata = self.planner.plan(&plan).expect("a plan");
-        let computes: Vec<Computes<'_>> = parts
-            .iter()
-            .map(|part| Computes {
-                table: part.table,
-                hashes: part.hashes,
-                first: usize::try_from(part.computed / SIZE).expect("small"),
-                end: usize::try_from((part.computed + part.scheduled) / SIZE).expect("small"),
-            })
+        let world = &mut self.world;
+        let ranks = self.ranks.iter_mut();
+        let void: Vec<_> = ranks
+            .map(|rank| rank.start(&metadata, world, draw))
             .collect();
-        let mut results = Vec::new();
-        for rank in &mut self.ranks {
-            results.push(rank.step(&metadata, &computes, &mut self.world, draw));
+        for part in &parts {
+            compute(&mut self.ranks, part);
         }
+        let ranks = self.ranks.iter_mut().zip(void);
+        let results: Vec<_> = ranks
+            .map(|(rank, void)| rank.end(&metadata, void, &mut self.world, draw))
+            .collect();
         for &(at, chunk) in scheduled {
             self.requests[at].computed += chunk;
             self.requests[at].begun = true;
@@ -418,5 +417,19 @@ impl Engine {
             !self.world.objects.values().any(reserved),
             "reservations leak"
         );
+    }
+}
+
+/// A block is right on every rank if all before it are on all ranks.
+fn compute(ranks: &mut [Rank], part: &ScheduledRequest<'_>) {
+    let first = usize::try_from(part.computed / SIZE).expect("small");
+    let end = usize::try_from((part.computed + part.scheduled) / SIZE).expect("small");
+    for index in first..end {
+        let mut before = part.table[..index].iter().zip(part.hashes);
+        let good = before.all(|(block, hash)| ranks.iter().all(|rank| rank.holds(*block, hash)));
+        for rank in &mut *ranks {
+            let content = good.then(|| part.hashes[index].clone());
+            rank.fill(part.table[index], content);
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Sequences of steps are drawn from a seed: new requests, chunks, late and failed look-ups, preemption,
 //! the end of requests, ranges that fail, commits that fail or whose answer is lost, objects that vanish
-//! under their readers, results that are told twice. Whatever the order: no object is readable whose
+//! under their readers, results that are told twice. Ranks compute together: what one computes from a
+//! block that is void on another is void. Whatever the order: no object is readable whose
 //! bytes are not those of its key; no block counts as computed that holds anything else; every request
 //! ends once; and in the end nothing is open, reserved or allocated.
 
@@ -76,4 +77,5 @@ fn the_sequences_reach_what_they_are_about() {
     reached("saves cancelled", seen.cancelled);
     reached("saves by somebody else", seen.elsewhere);
     reached("delayed frees", seen.delayed);
+    reached("saves that waited for other ranks", seen.waited);
 }

@@ -32,14 +32,6 @@ pub(crate) struct Rank {
     ending: BTreeSet<RequestId>,
 }
 
-/// Blocks that a step computes: the table, how many blocks are there before, how many after.
-pub(crate) struct Computes<'a> {
-    pub(crate) table: &'a [BlockId],
-    pub(crate) hashes: &'a [BlockHash],
-    pub(crate) first: usize,
-    pub(crate) end: usize,
-}
-
 impl Rank {
     pub(crate) fn new(number: usize) -> Self {
         Self {
@@ -51,19 +43,28 @@ impl Rank {
         }
     }
 
-    pub(crate) fn step(
+    /// Begins a step up to its computation. The blocks that are void.
+    pub(crate) fn start(
         &mut self,
         step: &StepMetadata,
-        computes: &[Computes<'_>],
+        world: &mut World,
+        draw: &mut Draw,
+    ) -> BTreeSet<BlockId> {
+        self.begin(step, world, draw);
+        let void = self.load(step, world, draw);
+        self.doubt(step);
+        self.open_puts(step, world, draw);
+        void
+    }
+
+    /// Ends it.
+    pub(crate) fn end(
+        &mut self,
+        step: &StepMetadata,
+        void: BTreeSet<BlockId>,
         world: &mut World,
         draw: &mut Draw,
     ) -> WorkerResults {
-        self.begin(step, world, draw);
-        let void = self.load(step, world, draw);
-        self.open_puts(step, world, draw);
-        for part in computes {
-            self.compute(part);
-        }
         // Some layers are written while the step runs.
         self.progress(world, draw);
         let requests: Vec<_> = step.requests.iter().map(|r| r.request.clone()).collect();
@@ -74,6 +75,7 @@ impl Rank {
         for request in &requests {
             self.tracker.release_gets(request);
         }
+        self.progress(world, draw);
         self.results(step.step, void.into_iter().collect())
     }
 
@@ -82,6 +84,10 @@ impl Rank {
         for request in &step.preempted {
             self.tracker.preempt(request);
         }
+        for request in &step.void {
+            self.tracker.cancel(request);
+        }
+        self.tracker.confirm(step.confirmed);
         for request in &step.finished {
             self.tracker.finish(request);
             self.ending.insert(request.clone());
@@ -173,6 +179,22 @@ impl Rank {
         loads.invalid().clone()
     }
 
+    /// What is computed beside loads depends on what becomes of them on all ranks.
+    fn doubt(&mut self, step: &StepMetadata) {
+        let mut loaded = BTreeSet::new();
+        for request in &step.requests {
+            let indices = request.load.iter().flat_map(Span::iter);
+            let blocks =
+                indices.filter_map(|(index, _)| self.tracker.block(&request.request, index));
+            loaded.extend(blocks);
+        }
+        for part in &step.requests {
+            if part.restore > 0 || self.tracker.uses(&part.request, &loaded) {
+                self.tracker.doubt(&part.request, step.step);
+            }
+        }
+    }
+
     fn open_puts(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
         for request in &step.requests {
             for (index, hash) in request.save.iter().flat_map(Span::iter) {
@@ -203,14 +225,9 @@ impl Rank {
         }
     }
 
-    /// A block is right if all before it are.
-    fn compute(&mut self, part: &Computes<'_>) {
-        for index in part.first..part.end {
-            let mut before = part.table[..index].iter().zip(part.hashes);
-            let good = before.all(|(block, hash)| self.holds(*block, hash));
-            let content = good.then(|| part.hashes[index].clone());
-            self.blocks.insert(part.table[index], content);
-        }
+    /// A block is computed.
+    pub(crate) fn fill(&mut self, block: BlockId, content: Content) {
+        self.blocks.insert(block, content);
     }
 
     pub(crate) fn holds(&self, block: BlockId, hash: &BlockHash) -> bool {
@@ -262,6 +279,8 @@ impl Rank {
         }
         if put.read.is_none() {
             put.read = Some(self.blocks.get(&put.block).cloned().flatten());
+        } else if put.step_over && self.tracker.must_wait(&put.key) {
+            world.seen.waited += 1;
         } else if put.step_over {
             assert!(self.tracker.may_commit(&put.key));
             put.committing = true;

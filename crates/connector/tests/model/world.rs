@@ -52,6 +52,7 @@ pub(crate) struct Seen {
     pub(crate) cancelled: u64,
     pub(crate) elsewhere: u64,
     pub(crate) delayed: u64,
+    pub(crate) waited: u64,
 }
 
 #[derive(Default)]

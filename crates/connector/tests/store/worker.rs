@@ -4,6 +4,7 @@ use layercake_connector::contract::{
     Absorbed, BlockId, HostEvent, SchedulerSide as _, WorkerSide as _,
 };
 use layercake_connector::stats::MissReason;
+use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::Recency;
 use serde_json::{Value, json};
 
@@ -146,23 +147,13 @@ async fn a_block_that_is_gone_is_invalid_and_what_depends_on_it_is_not_saved() {
     let stats = second.ranks[0].worker.stats();
     assert_eq!(stats.failed_loads, 1);
     assert_eq!(stats.missed(MissReason::Evicted), 1);
-    let readable = |rig: &Rig| {
-        let keys: Vec<_> = hashes.iter().map(|hash| rig.key(0, hash)).collect();
-        let store = store.clone();
-        async move {
-            let found = store.readable(&keys, Recency::default()).await;
-            found
-                .into_iter()
-                .map(|found| found.expect("answered"))
-                .collect::<Vec<_>>()
-        }
-    };
+    let keys: Vec<_> = hashes.iter().map(|hash| second.key(0, hash)).collect();
     eventually("the void saves are over", || {
         second.ranks[0].worker.open_sessions() == (0, 0)
     })
     .await;
     assert_eq!(
-        readable(&second).await,
+        readable(&store, &keys).await,
         [true, true, false, true, false, false]
     );
 
@@ -170,9 +161,66 @@ async fn a_block_that_is_gone_is_invalid_and_what_depends_on_it_is_not_saved() {
     let part = ("d", table.as_slice(), 25, 8, 17);
     assert_eq!(second.step(&[(part, &hashes)]), Absorbed::default());
     second.finish("d").await;
-    assert_eq!(readable(&second).await, [true; 6]);
+    assert_eq!(readable(&store, &keys).await, [true; 6]);
     let stats = second.ranks[0].worker.stats();
     assert_eq!((stats.saved_blocks, stats.saved_elsewhere), (3, 1));
+}
+
+/// Ranks compute together: what one computes is void if another's load failed.
+// contract: connector-17
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_load_that_fails_on_one_rank_keeps_all_ranks_from_saving() {
+    for with in [
+        json!({"kv_load_failure_policy": "fail"}),
+        json!({"kv_load_failure_policy": "fail", "use_layerwise": false}),
+        json!({}),
+    ] {
+        let cluster = Cluster::start().await;
+        let (store, deployment) = (cluster.client().await, deployment(2));
+        let hashes = hashes(1, 4);
+        let mut rig = Rig::new(&deployment, &store, &with);
+        rig.step(&[(("p", &[0, 1], 8, 0, 8), &hashes[..2])]);
+        rig.finish("p").await;
+        assert_eq!(rig.admit("d", &hashes).await, 8);
+        let removed = store.remove(&[rig.key(0, &hashes[1])], true).await;
+        assert!(removed[0].is_ok());
+        let table: Vec<BlockId> = vec![10, 11, 12, 13, 14];
+        let alone = crate::cluster::hashes(2, 1);
+        let absorbed = rig.step(&[
+            (("d", &table, 17, 8, 9), &hashes),
+            (("alone", &[20], 4, 0, 4), &alone),
+        ]);
+        assert_eq!(absorbed.failed.len() + absorbed.recompute.len(), 1);
+        // A request without loads is saved at once.
+        let alone: Vec<_> = (0..2).map(|rank| rig.key(rank, &alone[0])).collect();
+        let until = tokio::time::Instant::now() + crate::cluster::PATIENCE;
+        while !readable(&store, &alone).await.iter().all(|there| *there) {
+            assert!(tokio::time::Instant::now() < until, "saved at once");
+        }
+        // The other rank has all that it was to load, and does not commit what it computed.
+        rig.step(&[]);
+        for rank in &rig.ranks {
+            eventually("its saves are over", || {
+                rank.worker.open_sessions() == (0, 0)
+            })
+            .await;
+        }
+        let computed: Vec<_> = (0..2)
+            .flat_map(|rank| [2, 3].map(|block| rig.key(rank, &hashes[block])))
+            .collect();
+        assert_eq!(readable(&store, &computed).await, [false; 4], "{with}");
+        let saved: Vec<u64> = rig
+            .ranks
+            .iter()
+            .map(|rank| rank.worker.stats().saved_blocks)
+            .collect();
+        assert_eq!(saved, [3, 3]);
+    }
+}
+
+async fn readable(store: &layercake_store::StoreClient, keys: &[ObjectKey]) -> Vec<bool> {
+    let found = store.readable(keys, Recency::default()).await.into_iter();
+    found.map(|found| found.expect("answered")).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -5,4 +5,5 @@ mod equal;
 mod faults;
 mod network;
 mod random;
+mod ranks;
 mod rig;

@@ -276,6 +276,36 @@ fn a_void_block_cuts_back_everybody_who_uses_it_and_nobody_else() {
     assert_eq!(bench.invalid(1, &[0, 4]), Absorbed::default());
 }
 
+// contract: connector-17
+#[test]
+fn workers_are_told_what_is_void_when_all_ranks_have_reported() {
+    let mut bench = bench(|config| config.policy = FailurePolicy::Fail);
+    bench.hit("a", 17, 0, 4);
+    bench.allocate("a", 16);
+    let (a, b) = (
+        ("a", &[0, 1, 2, 3, 4][..], 17, 16, 1),
+        ("b", &[7][..], 4, 0, 4),
+    );
+    bench.step(&[a, b], &[]);
+    bench.invalid(1, &[2]);
+    let second = bench.step(&[], &[]);
+    assert_eq!(second.void, ["a".into()]);
+    assert_eq!(second.confirmed, 0, "one rank has not reported");
+    let of = |rank, step| WorkerResults {
+        rank,
+        step,
+        ..WorkerResults::default()
+    };
+    bench.planner.absorb(&[of(1, 1)], S(0));
+    let third = bench.step(&[], &[]);
+    assert_eq!((third.void.len(), third.confirmed), (0, 1), "told once");
+    // A rank that left the second step in the middle: nobody knows what failed in it.
+    bench.planner.absorb(&[of(0, 2), of(0, 3), of(1, 3)], S(0));
+    let fourth = bench.step(&[], &[]);
+    assert_eq!(fourth.void, ["a".into(), "b".into()]);
+    assert_eq!(fourth.confirmed, 3);
+}
+
 #[test]
 fn under_the_policy_fail_a_request_fails_once() {
     let mut bench = bench(|config| config.policy = FailurePolicy::Fail);

@@ -1,0 +1,105 @@
+//! Ranks compute together: what one can't load is void for all.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use layercake_engine::run::{Engine, EngineConfig};
+use layercake_protocol::key::ObjectKey;
+use layercake_store::StoreClient;
+use layercake_transport::{Access, Batch, Direction, Piece, RemoteSlice};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE, config};
+use crate::rig::{Ask, loaded, on_store, reference, run, same, text};
+
+const POOL: u64 = 8 << 20;
+
+/// What a rank has stored, in the order of its blocks.
+fn stored(audit_log: &Path, rank: u32) -> Vec<ObjectKey> {
+    let text = std::fs::read_to_string(audit_log).expect("written");
+    let lines = text.lines().map(serde_json::from_str::<Value>);
+    let lines = lines.map(|line| line.expect("JSON"));
+    let ends = lines.filter(|line| line["operation"] == "put_end" && line["rank"] == rank);
+    let keys = ends.filter_map(|line| line["key"].as_str().map(ObjectKey::new));
+    keys.map(|key| key.expect("a key")).collect()
+}
+
+/// Damages the first byte of an object, behind everybody's back.
+fn damage(cluster: &Cluster, store: &StoreClient, key: &ObjectKey) {
+    let stat = cluster.runtime.block_on(store.stat(key));
+    let replica = stat.expect("it is stored").object.replicas[0];
+    let segment = cluster.nodes[0].2.segments().remove(0);
+    let engine = store.engine();
+    let memory = engine
+        .register(vec![0xA5].into(), Access::LocalOnly)
+        .expect("a byte");
+    let written = engine.submit(Batch {
+        peer: Arc::new(segment.endpoint),
+        direction: Direction::Write,
+        pieces: vec![Piece {
+            local: memory.slice(0, 1).expect("whole"),
+            remote: RemoteSlice {
+                region: segment.region,
+                capability: segment.capability,
+                offset: replica.payload_offset(),
+                len: 1,
+                generation: None,
+            },
+        }],
+        checksum: false,
+        deadline: None,
+    });
+    assert!(cluster.runtime.block_on(written).is_ok());
+}
+
+/// A rank's load fails in the first layer; the others have all that they load, and compute from what
+/// that rank brings in. Whether the request fails or computes again, a later engine finds nothing wrong.
+#[test]
+fn a_load_that_fails_on_one_rank_leaves_nothing_wrong_behind() {
+    let ask = |id: &str, len: usize| -> Vec<Ask> {
+        let prompt = [&text(20, 24)[..], &text(21, len)].concat();
+        vec![(id.to_owned(), prompt, 4)]
+    };
+    for (ranks, lost) in [(2, 0), (2, 1), (4, 2)] {
+        for policy in ["fail", "recompute"] {
+            for layerwise in [true, false] {
+                let what = format!("rank {lost} of {ranks}, {policy}, layerwise {layerwise}");
+                let config = EngineConfig { ranks, ..config() };
+                let folder = tempfile::tempdir().expect("a folder");
+                let audit_log = folder.path().join("audit.jsonl");
+                let cluster = Cluster::start(POOL);
+                let link = cluster.link(&json!({
+                    "audit_log": 1, "audit_log_path": audit_log.to_str().expect("plain"),
+                }));
+                on_store(&config, &link, &ask("start", 0));
+                let keys = stored(&audit_log, lost);
+                assert_eq!(keys.len(), 6, "{what}");
+                damage(&cluster, &link.store, &keys[4]);
+
+                let link = cluster.link(&json!({
+                    "kv_load_failure_policy": policy, "use_layerwise": layerwise,
+                }));
+                let mut engine = Engine::with_store(&config, &link).expect("good");
+                let found = run(&mut engine, &ask("r", 23));
+                engine.close(PATIENCE).expect("everything ends");
+                assert!(loaded(&found) > 0, "{what}: it was to be loaded");
+                assert_eq!(found[0].failed, policy == "fail", "{what}");
+                assert_eq!(found[0].cuts, 1, "{what}");
+
+                let expected = reference(&config, &ask("r", 23));
+                if policy == "recompute" {
+                    same(&found, &expected, &what);
+                }
+                // The damaged object goes, so that all that follows it is looked for.
+                let gone = cluster
+                    .runtime
+                    .block_on(link.store.remove(&keys[4..5], true));
+                assert!(gone[0].is_ok());
+                for reader in ["fills the gap", "reads all"] {
+                    let again = on_store(&config, &cluster.link(&json!({})), &ask("r", 23));
+                    same(&again, &expected, &format!("{what}, {reader}"));
+                }
+            }
+        }
+    }
+}
