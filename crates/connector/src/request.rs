@@ -24,6 +24,18 @@ use crate::options::FailurePolicy;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QuestionId(pub u64);
 
+/// Numbers the questions of all requests: one that comes later under the name of an earlier one
+/// is not answered by what was asked for that.
+#[derive(Debug, Default)]
+pub struct Questions(u64);
+
+impl Questions {
+    fn draw(&mut self) -> QuestionId {
+        self.0 += 1;
+        QuestionId(self.0)
+    }
+}
+
 /// What a question came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hit {
@@ -117,7 +129,7 @@ enum Phase {
 pub struct RequestMachine {
     phase: Phase,
     attempt: u32,
-    question: u64,
+    question: Option<QuestionId>,
     /// A load failed: no further one, so that a block that can't be read is not tried for ever.
     computes: bool,
     failed: bool,
@@ -130,7 +142,7 @@ impl RequestMachine {
         Self {
             phase: Phase::Waiting,
             attempt: 0,
-            question: 0,
+            question: None,
             computes: false,
             failed: false,
             limits,
@@ -169,7 +181,13 @@ impl RequestMachine {
     }
 
     /// How much is known about its prefix.
-    pub fn look_up(&mut self, tokens: u64, hashes: usize, now: Duration) -> Progress {
+    pub fn look_up(
+        &mut self,
+        tokens: u64,
+        hashes: usize,
+        now: Duration,
+        questions: &mut Questions,
+    ) -> Progress {
         let now_asked = Asked { tokens, hashes };
         if self.is_over() || self.computes || self.phase == Phase::Running {
             return Progress::Never;
@@ -200,12 +218,13 @@ impl RequestMachine {
                 }
             }
             _ => {
-                self.question += 1;
+                let question = questions.draw();
+                self.question = Some(question);
                 self.phase = Phase::LookingUp {
                     asked: now_asked,
                     since: now,
                 };
-                Progress::Ask(QuestionId(self.question))
+                Progress::Ask(question)
             }
         }
     }
@@ -213,7 +232,7 @@ impl RequestMachine {
     /// An answer. `false`: nobody asks that any more.
     pub fn answer(&mut self, question: QuestionId, hit: Hit, now: Duration) -> bool {
         match self.phase {
-            Phase::LookingUp { asked, .. } if question.0 == self.question => {
+            Phase::LookingUp { asked, .. } if Some(question) == self.question => {
                 self.phase = Phase::Matched {
                     asked,
                     hit,

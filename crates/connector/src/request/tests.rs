@@ -4,12 +4,36 @@ use super::*;
 
 const S: fn(u64) -> Duration = Duration::from_secs;
 
-fn machine() -> RequestMachine {
-    RequestMachine::new(Limits {
+/// A machine, and the numbers of its questions.
+struct Asking(RequestMachine, Questions);
+
+impl Asking {
+    fn look_up(&mut self, tokens: u64, hashes: usize, now: Duration) -> Progress {
+        self.0.look_up(tokens, hashes, now, &mut self.1)
+    }
+}
+
+impl std::ops::Deref for Asking {
+    type Target = RequestMachine;
+
+    fn deref(&self) -> &RequestMachine {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Asking {
+    fn deref_mut(&mut self) -> &mut RequestMachine {
+        &mut self.0
+    }
+}
+
+fn machine() -> Asking {
+    let machine = RequestMachine::new(Limits {
         lookup: S(1),
         answer: S(5),
         drain: S(60),
-    })
+    });
+    Asking(machine, Questions::default())
 }
 
 fn hit(blocks: usize) -> Hit {

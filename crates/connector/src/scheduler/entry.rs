@@ -19,6 +19,8 @@ pub(super) struct Entry {
     pub(super) epoch: Epoch,
     /// Tokens that `matched_tokens` answered.
     pub(super) offered: u64,
+    /// Whether the load that the last answer offers pays: judged once.
+    pub(super) pays: Option<bool>,
     /// Blocks from the first on that are stored or were handed out to be saved.
     pub(super) settled: usize,
     /// A save span went out.
@@ -37,6 +39,7 @@ impl Entry {
             end: 0,
             epoch: Epoch::UNSET,
             offered: 0,
+            pays: None,
             settled: 0,
             saves: false,
             missed: false,

@@ -24,7 +24,7 @@ use crate::contract::{
 use crate::error::ConnectorError;
 use crate::lookup::{Found, KeyState};
 use crate::options::{FailurePolicy, Role};
-use crate::request::{End, Hit, Limits, Progress, QuestionId, Verdict};
+use crate::request::{End, Hit, Limits, Progress, QuestionId, Questions, Verdict};
 use crate::stats::{Counters, MissReason};
 
 /// Steps whose number of tokens is remembered until their results come.
@@ -69,6 +69,7 @@ pub struct Question {
 pub struct Planner {
     config: PlannerConfig,
     requests: HashMap<RequestId, Entry>,
+    questions: Questions,
     preempted: BTreeSet<RequestId>,
     finished: Vec<RequestId>,
     /// What the workers are told next of requests that computed from void blocks.
@@ -88,6 +89,7 @@ impl Planner {
             reports: Reports::new(config.ranks),
             config,
             requests: HashMap::new(),
+            questions: Questions::default(),
             preempted: BTreeSet::new(),
             finished: Vec::new(),
             void: BTreeSet::new(),
@@ -129,7 +131,8 @@ impl Planner {
             return nothing;
         }
         let hashes = &view.hashes[..blocks];
-        match entry.machine.look_up(view.tokens, blocks, now) {
+        let questions = &mut self.questions;
+        match entry.machine.look_up(view.tokens, blocks, now, questions) {
             Progress::Wait => (Matched::NotKnownYet, None),
             Progress::Ask(id) => {
                 self.counters.lookups.add(1);
@@ -156,8 +159,11 @@ impl Planner {
                 let tokens = end.saturating_sub(view.computed);
                 let loads = end.div_ceil(size) - (view.computed / size).min(end.div_ceil(size));
                 let bytes = loads.saturating_mul(self.config.object_len);
-                if tokens > 0 && self.config.decline_slow_loads && !self.payoff.pays(bytes, tokens)
-                {
+                let payoff = &mut self.payoff;
+                let declines = tokens > 0
+                    && self.config.decline_slow_loads
+                    && !*entry.pays.get_or_insert_with(|| payoff.pays(bytes, tokens));
+                if declines {
                     entry.miss_once(&self.counters, MissReason::DoesNotPay, loads);
                     return nothing;
                 }
@@ -197,6 +203,7 @@ impl Planner {
             self.counters.late_answers.add(1);
             return;
         }
+        entry.pays = None;
         entry.epoch = hit.epoch;
         entry.settled = hit.blocks;
         self.counters.hit_blocks.add(hit.blocks as u64);
@@ -244,8 +251,7 @@ impl Planner {
         let requests = requests
             .map(|scheduled| self.plan_request(scheduled))
             .collect();
-        let tokens = plan.requests.iter().map(|r| r.scheduled).sum();
-        self.steps.push_back((self.step, tokens));
+        self.steps.push_back((self.step, prompt_tokens(plan)));
         if self.steps.len() > STEPS_REMEMBERED {
             self.steps.pop_front();
         }
@@ -457,6 +463,17 @@ impl Planner {
             }
         }
     }
+}
+
+/// The tokens of a step that tells how fast prompts are computed; 0 if most of them continue an answer
+/// one by one, which takes longer a token.
+fn prompt_tokens(plan: &StepPlan<'_>) -> u64 {
+    let of = |most: u64| -> u64 {
+        let scheduled = plan.requests.iter().map(|request| request.scheduled);
+        scheduled.filter(|tokens| *tokens >= most).sum()
+    };
+    let all = of(1);
+    if of(2) >= all.div_ceil(2) { all } else { 0 }
 }
 
 /// The blocks from `first` up to `end`; `None` if there are none.

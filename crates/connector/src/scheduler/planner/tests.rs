@@ -400,23 +400,59 @@ fn misses_have_reasons() {
     assert_eq!(stats.hit_blocks, 4 + 2 + 5);
 }
 
+impl Bench {
+    /// Eight steps of `scheduled` tokens, in which loads were slow and computing was fast.
+    fn slow_loads(&mut self, scheduled: u64) {
+        for _ in 0..8 {
+            let metadata = self.step(&[("x", &[0], 4, 0, scheduled)], &[]);
+            let slow = WorkerResults {
+                step: metadata.step,
+                loaded_bytes: 100,
+                load_micros: 1_000_000,
+                compute_micros: 10,
+                ..WorkerResults::default()
+            };
+            self.planner.absorb(&[slow], S(0));
+        }
+    }
+}
+
 // contract: connector-12
 #[test]
 fn a_load_that_does_not_pay_is_declined_and_counted() {
     let mut bench = bench(|config| config.decline_slow_loads = true);
-    for _ in 0..8 {
-        let metadata = bench.step(&[("x", &[0], 4, 0, 1)], &[]);
-        let slow = WorkerResults {
-            step: metadata.step,
-            loaded_bytes: 100,
-            load_micros: 1_000_000,
-            compute_micros: 10,
-            ..WorkerResults::default()
-        };
-        bench.planner.absorb(&[slow], S(0));
-    }
+    bench.slow_loads(1);
+    assert_eq!(
+        bench.hit("first", 17, 0, 4),
+        16,
+        "answers tell nothing of prompts"
+    );
+    bench.slow_loads(4);
     assert_eq!(bench.hit("r", 17, 0, 4), 0);
     assert_eq!(bench.counters.snapshot().missed(MissReason::DoesNotPay), 4);
+    // However often it asks while it waits for room, it is judged once.
+    for _ in 0..100 {
+        assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(0));
+    }
+    assert_eq!(bench.counters.snapshot().missed(MissReason::DoesNotPay), 4);
+    // One in sixteen is taken, so that a store that has become fast is noticed.
+    let taken = (0..16).filter(|n| bench.hit(&format!("r{n}"), 17, 0, 4) > 0);
+    assert_eq!(taken.count(), 1);
+}
+
+// contract: connector-5
+#[test]
+fn an_answer_does_not_reach_a_later_request_of_the_same_name() {
+    let mut bench = bench(|_| {});
+    let (_, old) = bench.matched("r", 17, 0);
+    assert_eq!(bench.planner.finished(&"r".into(), S(0)), FreeBlocks::Now);
+    let (_, new) = bench.matched("r", 17, 0);
+    let answer = |question: Option<Question>| question.expect("asked");
+    bench.planner.answered(&answer(old), Ok(found(4)), S(0));
+    assert_eq!(bench.matched("r", 17, 0).0, Matched::NotKnownYet);
+    assert_eq!(bench.counters.snapshot().late_answers, 1);
+    bench.planner.answered(&answer(new), Ok(found(1)), S(0));
+    assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(4));
 }
 
 #[test]
