@@ -57,6 +57,10 @@ fn whole_objects_agree_too_and_people_get_tables() {
         assert!(said.out.contains(text), "{}", said.out);
     }
     assert!(!said.out.contains("NO"), "{}", said.out);
+    // The last line is for programs.
+    let last = said.out.lines().last().expect("it says something");
+    let report: serde_json::Value = serde_json::from_str(last).expect("JSON");
+    assert_eq!(report["tokens_equal"], true);
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub(crate) struct Options {
     /// Draw one step of each engine, layer by layer
     #[arg(long, value_name = "FILE.svg")]
     timeline: Option<PathBuf>,
-    /// Print one JSON object instead of tables
+    /// Print the last line only, one JSON object, without the tables
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -108,14 +108,14 @@ pub(crate) fn execute(options: &Options, sources: &Sources) -> Result<()> {
     if let Some(path) = &options.timeline {
         timeline::write(path, &answers)?;
     }
-    if options.json {
-        output::print_json(&report)?;
-    } else {
+    if !options.json {
         output::print(report.tables().trim_end())?;
         if let Some(path) = &options.timeline {
             output::print(format_args!("\ntimeline: {}", path.display()))?;
         }
+        output::print("")?;
     }
+    output::print_json(&report)?;
     match report.faults() {
         faults if faults.is_empty() => Ok(()),
         faults => bail!("{}", faults.join("; ")),

@@ -13,7 +13,7 @@ pub(crate) struct Answers {
     pub(crate) decode: Vec<Done>,
 }
 
-/// The last line of `layercake demo --json`.
+/// The last line of `layercake demo`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Report {
     pub(crate) requests: usize,
@@ -128,6 +128,9 @@ impl Report {
         if self.failed_requests > 0 {
             faults.push(format!("{} requests failed", self.failed_requests));
         }
+        if self.failed_loads > 0 {
+            faults.push(format!("{} blocks were not loaded", self.failed_loads));
+        }
         if self.hit_tokens == 0 {
             faults.push("nothing was served from the pool".to_owned());
         }
@@ -194,6 +197,13 @@ mod tests {
         };
         let counts = Finished::default();
         Report::new(&answers, &counts, &counts, &conditions)
+    }
+
+    #[test]
+    fn a_load_that_failed_is_a_fault_though_it_was_computed_again() {
+        let mut report = report(|_| ());
+        report.failed_loads = 3;
+        assert_eq!(report.faults(), ["3 blocks were not loaded"]);
     }
 
     #[test]
