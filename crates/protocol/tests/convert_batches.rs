@@ -1,9 +1,10 @@
 //! Requests about many keys are the messages that they stand for.
 
-use layercake_protocol::convert::encode_batch;
+use layercake_protocol::convert::{encode_batch, encode_upserts};
+use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::ObjectRef;
+use layercake_protocol::replica::{ObjectRef, PutStart};
 use layercake_protocol::wire;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -56,6 +57,24 @@ proptest! {
         let bytes = encode_batch(&get_start, &keys);
         get_start.keys.clone_from(&texts);
         same(&bytes, Request::GetStart(get_start));
+
+        let entries = objects.iter().map(|object| PutStart {
+            group: flag.then(|| "g".to_owned()),
+            fingerprint: flag.then_some(Fingerprint([7; 16])),
+            copy_of: (!flag).then_some(object.generation),
+            prefix_index: flag.then_some(0),
+            ..PutStart::new(object.key.clone(), object.generation.0)
+        });
+        let entries: Vec<PutStart> = entries.collect();
+        let mut put_start = wire::PutStartRequest {
+            recency: Some(wire::Recency { epoch: 3, first_index: 5 }),
+            ..Default::default()
+        };
+        let bytes = encode_batch(&put_start, &entries);
+        let upserts = encode_upserts(&put_start, &entries);
+        put_start.entries = entries.into_iter().map(Into::into).collect();
+        same(&bytes, Request::PutStart(put_start.clone()));
+        same(&upserts, Request::UpsertStart(wire::UpsertStartRequest { start: Some(put_start) }));
 
         let mut wait = wire::WaitCompleteRequest { timeout_ms: 7, ..Default::default() };
         let bytes = encode_batch(&wait, &keys);

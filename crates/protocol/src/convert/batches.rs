@@ -8,7 +8,7 @@ use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use crate::key::ObjectKey;
-use crate::replica::ObjectRef;
+use crate::replica::{ObjectRef, PutStart};
 use crate::wire;
 
 /// A request whose keys stand in a list.
@@ -39,6 +39,7 @@ batches! {
     GetStartRequest: ObjectKey, 3, 1;
     RenewRequest: ObjectRef, 4, 1;
     GetEndRequest: ObjectRef, 5, 1;
+    PutStartRequest: PutStart, 6, 1;
     PutEndRequest: ObjectRef, 7, 1;
     PutRevokeRequest: ObjectRef, 8, 1;
     WaitCompleteRequest: ObjectKey, 9, 1;
@@ -47,13 +48,33 @@ batches! {
 
 /// A frame without context that asks `request` about `entries`. The request's own list is empty.
 pub fn encode_batch<R: Batch>(request: &R, entries: &[R::Entry]) -> Bytes {
+    encode_in(&[R::REQUEST], request, entries)
+}
+
+/// As [`encode_batch`], for an upsert, which is a put start within its own message.
+pub fn encode_upserts(request: &wire::PutStartRequest, entries: &[PutStart]) -> Bytes {
+    encode_in(&[UPSERT_START, START], request, entries)
+}
+
+/// Fields of an upsert: in a frame, and of the put start in it.
+const UPSERT_START: u32 = 18;
+const START: u32 = 1;
+
+/// `fields`: those that the request is within, the outermost first.
+fn encode_in<R: Batch>(fields: &[u32], request: &R, entries: &[R::Entry]) -> Bytes {
     use sealed::Encode as _;
     let lens = entries
         .iter()
         .map(|entry| delimited(R::LIST, entry.encoded_len()));
     let body = request.encoded_len() + lens.sum::<usize>();
-    let mut buffer = Vec::with_capacity(delimited(R::REQUEST, body));
-    begin(R::REQUEST, body, &mut buffer);
+    let within = |fields: &[u32]| {
+        let fields = fields.iter().rev();
+        fields.fold(body, |len, field| delimited(*field, len))
+    };
+    let mut buffer = Vec::with_capacity(within(fields));
+    for (at, field) in fields.iter().enumerate() {
+        begin(*field, within(&fields[at + 1..]), &mut buffer);
+    }
     request.encode_raw(&mut buffer);
     for entry in entries {
         begin(R::LIST, entry.encoded_len(), &mut buffer);
@@ -93,7 +114,7 @@ impl sealed::Encode for ObjectKey {
     }
 }
 
-/// Fields of an [`ObjectRef`].
+/// The key in an [`ObjectRef`] and in a [`PutStart`], and an [`ObjectRef`]'s other field.
 const KEY: u32 = 1;
 const GENERATION: u32 = 2;
 
@@ -111,5 +132,20 @@ impl sealed::Encode for ObjectRef {
         buffer.put_slice(key);
         encode_key(GENERATION, WireType::Varint, buffer);
         encode_varint(self.generation.0, buffer);
+    }
+}
+
+impl Entry for PutStart {}
+
+impl sealed::Encode for PutStart {
+    fn encoded_len(&self) -> usize {
+        delimited(KEY, self.key.as_str().len()) + self.without_key().encoded_len()
+    }
+
+    fn encode(&self, buffer: &mut Vec<u8>) {
+        let key = self.key.as_str().as_bytes();
+        begin(KEY, key.len(), buffer);
+        buffer.put_slice(key);
+        self.without_key().encode_raw(buffer);
     }
 }

@@ -28,7 +28,7 @@ mod refusals;
 mod reports;
 
 pub use answers::{GetStartAnswer, PutStartAnswer, decode_presences, encode_presences};
-pub use batches::{Batch, encode_batch};
+pub use batches::{Batch, encode_batch, encode_upserts};
 pub use connection::{
     MAX_KEYS_PER_REQUEST, MAX_MESSAGE_BYTES, TICKET_METADATA, Ticket, decode_status, decode_ticket,
     encode_ticket,

@@ -184,17 +184,27 @@ impl From<wire::Recency> for Recency {
     }
 }
 
+impl PutStart {
+    /// Its message without the key, which a batch writes from where it is.
+    pub(super) fn without_key(&self) -> wire::PutStart {
+        wire::PutStart {
+            key: String::new(),
+            size: self.size,
+            header_rows: self.header_rows,
+            group: self.group.clone().unwrap_or_default(),
+            fingerprint: encode_fingerprint(self.fingerprint),
+            layout_id: self.layout_id,
+            prefix_index: self.prefix_index,
+            copy_of: self.copy_of.map_or(0, |generation| generation.0),
+        }
+    }
+}
+
 impl From<PutStart> for wire::PutStart {
     fn from(start: PutStart) -> Self {
         Self {
             key: start.key.as_str().to_owned(),
-            size: start.size,
-            header_rows: start.header_rows,
-            group: start.group.unwrap_or_default(),
-            fingerprint: encode_fingerprint(start.fingerprint),
-            layout_id: start.layout_id,
-            prefix_index: start.prefix_index,
-            copy_of: start.copy_of.map_or(0, |generation| generation.0),
+            ..start.without_key()
         }
     }
 }

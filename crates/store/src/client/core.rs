@@ -96,6 +96,9 @@ impl Core {
         if !put.settle(phase) {
             return;
         }
+        if put.is_still() {
+            self.puts.remove(put.object.generation);
+        }
         match phase {
             Phase::Committed => self.counters.puts_committed.one(),
             Phase::Superseded => self.counters.puts_superseded.one(),
@@ -142,8 +145,8 @@ where
     }
 }
 
-/// The put sessions by reservation, for as long as anything can move their bytes: until their owner and
-/// all of their transfers have let go of them, settled or not.
+/// The put sessions by reservation, for as long as anything can move their bytes: until they are settled and nothing
+/// of them is under way, or their owner and all of their transfers have let go of them.
 #[derive(Debug, Default)]
 pub(crate) struct Puts(Mutex<HashMap<Generation, Weak<PutShared>>>);
 
@@ -154,6 +157,10 @@ impl Puts {
             puts.retain(|_, put| put.strong_count() > 0);
         }
         puts.insert(put.object.generation, Arc::downgrade(put));
+    }
+
+    fn remove(&self, generation: Generation) {
+        self.0.lock().remove(&generation);
     }
 
     pub(super) fn find(&self, generation: Generation) -> Option<Arc<PutShared>> {

@@ -7,9 +7,10 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use layercake_protocol::convert::{
     Batch, GetStartAnswer, PutStartAnswer, decode_key_results, decode_presences, decode_refusals,
-    encode_batch,
+    encode_batch, encode_upserts,
 };
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Epoch, SegmentId};
@@ -160,7 +161,7 @@ impl MasterLink {
         config: &ReplicateConfig,
         options: StartOptions<'_>,
     ) -> Result<PutsStarted, StoreError> {
-        self.start_puts(entries, config, options, Body::PutStart)
+        self.start_puts(entries, config, options, encode_batch)
             .await
     }
 
@@ -172,8 +173,8 @@ impl MasterLink {
         config: &ReplicateConfig,
         options: StartOptions<'_>,
     ) -> Result<PutsStarted, StoreError> {
-        let body = |start| Body::UpsertStart(wire::UpsertStartRequest { start: Some(start) });
-        self.start_puts(entries, config, options, body).await
+        self.start_puts(entries, config, options, encode_upserts)
+            .await
     }
 
     async fn start_puts(
@@ -181,7 +182,7 @@ impl MasterLink {
         entries: &[PutStart],
         config: &ReplicateConfig,
         options: StartOptions<'_>,
-        body: impl Fn(wire::PutStartRequest) -> Body,
+        encode: impl Fn(&wire::PutStartRequest, &[PutStart]) -> Bytes,
     ) -> Result<PutsStarted, StoreError> {
         let mut puts = Reserved::new(self, entries, options.recency.epoch);
         let mut discard_after = Duration::MAX;
@@ -190,17 +191,19 @@ impl MasterLink {
             entry.key.as_str().len() + group + START_OVERHEAD
         };
         for part in parts(entries, size) {
-            let mut request = self.repeatable(body(wire::PutStartRequest {
-                entries: entries[part.clone()]
-                    .iter()
-                    .map(|entry| entry.clone().into())
-                    .collect(),
+            let request = wire::PutStartRequest {
+                entries: Vec::new(),
                 config: Some(config.into()),
                 recency: Some(part_recency(options.recency, puts.joined.epoch, &part).into()),
                 endpoint: self.shared().config.endpoint.as_ref().map(Into::into),
                 unreachable_segments: segment_ids(options.unreachable),
-            }));
-            request.reserves = true;
+            };
+            let request = Request {
+                body: encode(&request, &entries[part.clone()]),
+                tenant: self.tenant().clone(),
+                repeat: true,
+                reserves: true,
+            };
             let (answer, connection) = self.call(&request).await?;
             let Response::PutStart(answer) = answer else {
                 return Err(self.shared().wrong_kind());
@@ -377,13 +380,6 @@ impl MasterLink {
             tenant: self.tenant().clone(),
             repeat: true,
             reserves: false,
-        }
-    }
-
-    fn repeatable(&self, body: Body) -> Request {
-        Request {
-            repeat: true,
-            ..self.once(body)
         }
     }
 

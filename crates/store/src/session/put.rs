@@ -11,6 +11,7 @@ use layercake_protocol::key::{ObjectKey, Tenant};
 use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::ObjectRef;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -83,7 +84,7 @@ pub(crate) struct PutShared {
 struct Guarded {
     put: PutState,
     /// What moves bytes of calls. Weak: a round holds its sessions.
-    rounds: Vec<Weak<Round>>,
+    rounds: SmallVec<[Weak<Round>; 1]>,
     intent: Intent,
     abandoned: bool,
 }
@@ -103,7 +104,7 @@ impl PutShared {
             header,
             state: Mutex::new(Guarded {
                 put: PutState::new(size, rows),
-                rounds: Vec::new(),
+                rounds: SmallVec::new(),
                 intent: Intent::Revoke,
                 abandoned: false,
             }),
@@ -225,6 +226,11 @@ impl PutShared {
         let settled = self.state.lock().put.settle(phase);
         self.changed.notify_waiters();
         settled
+    }
+
+    /// Whether no byte of the session moves, and, since it is settled, none will.
+    pub(crate) fn is_still(&self) -> bool {
+        self.state.lock().put.is_idle()
     }
 
     pub(crate) fn phase(&self) -> Phase {

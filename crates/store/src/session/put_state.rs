@@ -19,6 +19,7 @@
 
 use layercake_protocol::header::WrittenRanges;
 use layercake_protocol::range::ByteRange;
+use smallvec::SmallVec;
 
 use super::cut::Cut;
 
@@ -101,7 +102,7 @@ pub(crate) struct PutState {
     phase: Phase,
     written: WrittenRanges,
     /// In the order of admission.
-    calls: Vec<Call>,
+    calls: SmallVec<[Call; 1]>,
     /// Transfers besides those of calls: of the header.
     holds: u32,
     in_doubt: bool,
@@ -117,7 +118,7 @@ impl PutState {
             size,
             phase: Phase::Open,
             written: WrittenRanges::new(rows),
-            calls: Vec::new(),
+            calls: SmallVec::new(),
             holds: 0,
             in_doubt: false,
             spare: Vec::new(),
