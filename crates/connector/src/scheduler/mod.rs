@@ -24,7 +24,7 @@ use layercake_store::StoreClient;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::checks::{Checked, Deployment};
+use crate::checks::{Checked, Deployment, Execution, Identity};
 use crate::contract::{
     Absorbed, FreeBlocks, Matched, RequestId, RequestView, SchedulerSide, StepMetadata, StepPlan,
     WorkerResults,
@@ -46,6 +46,8 @@ type Answer = (Question, Result<Found, MissReason>);
 pub struct StoreScheduler {
     planner: Planner,
     keys: Arc<BlockKeys>,
+    identity: Identity,
+    execution: Execution,
     options: Options,
     store: StoreClient,
     runtime: Handle,
@@ -75,6 +77,8 @@ impl StoreScheduler {
         Ok(Self {
             planner,
             keys,
+            identity: checked.identity,
+            execution: checked.execution,
             options,
             store,
             runtime,
@@ -84,6 +88,17 @@ impl StoreScheduler {
             start: Instant::now(),
             counters,
         })
+    }
+
+    /// What this side must have in common with its workers, and engines with each other: compared by
+    /// [`Identity::check_peer`] before the first request.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// How the forward pass has to run, so that the workers' hooks do.
+    pub fn execution(&self) -> Execution {
+        self.execution
     }
 
     /// Counters of this side.

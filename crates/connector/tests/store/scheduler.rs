@@ -1,6 +1,6 @@
 //! The scheduler side asks a real master.
 
-use layercake_connector::checks::Deployment;
+use layercake_connector::checks::{Deployment, Execution};
 use layercake_connector::contract::{
     BlockHash, Matched, RequestId, RequestView, SchedulerSide as _,
 };
@@ -8,6 +8,7 @@ use layercake_connector::keys::BlockKeys;
 use layercake_connector::options::Options;
 use layercake_connector::scheduler::StoreScheduler;
 use layercake_connector::stats::MissReason;
+use layercake_connector::worker::StoreWorker;
 use layercake_protocol::replica::ReplicateConfig;
 use layercake_store::StoreClient;
 use serde_json::json;
@@ -59,6 +60,35 @@ async fn matched(scheduler: &mut StoreScheduler, id: &str, hashes: &[BlockHash])
             }
         }
     }
+}
+
+// contract: connector-2
+#[tokio::test]
+async fn the_engine_is_told_how_to_run_and_which_workers_are_its_own() {
+    let cluster = Cluster::start().await;
+    let store = cluster.client().await;
+    let deployment = Deployment {
+        execution: Execution::FullGraph { can_lower: true },
+        ..deployment(2)
+    };
+    let scheduler = scheduler(&deployment, &store);
+    assert_eq!(scheduler.execution(), Execution::PiecewiseGraph);
+    let worker = |deployment: &Deployment| {
+        let (options, runtime) = (Options::default(), Handle::current());
+        StoreWorker::new(deployment, 1, options, store.clone(), &runtime).expect("covered")
+    };
+    let own = worker(&deployment);
+    scheduler
+        .identity()
+        .check_peer(own.identity())
+        .expect("of one engine");
+    let other = worker(&Deployment {
+        revision: "another".to_owned(),
+        ..deployment
+    });
+    let error = scheduler.identity().check_peer(other.identity());
+    let error = error.expect_err("other weights").to_string();
+    assert!(error.contains("revision"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -221,6 +221,9 @@ impl Engine {
                     let (options, store) = (link.options.clone(), link.store.clone());
                     let mut worker =
                         StoreWorker::new(deployment, rank, options, store, &link.runtime)?;
+                    if let Some(scheduler) = &connector {
+                        scheduler.identity().check_peer(worker.identity())?;
+                    }
                     worker.register_caches(&cache.registration()?)?;
                     let observers = Observers {
                         timeline: timeline.clone().filter(|_| rank == 0),
