@@ -5,6 +5,7 @@ pub mod checksum;
 pub mod code;
 pub mod command;
 pub mod convert;
+pub mod early;
 pub mod endpoint;
 pub mod error;
 pub mod fingerprint;

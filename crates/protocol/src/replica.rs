@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use crate::early::{EarlyTable, EarlyToken};
 use crate::endpoint::Endpoint;
 use crate::fingerprint::Fingerprint;
+use crate::header::{HeaderError, HeaderSpec};
 use crate::ids::{Capability, Epoch, Generation, MemoryKind, RegionId, SegmentId};
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, Tenant};
 
 /// The unit in which segments are tagged and handed out, in bytes: objects start on granules.
 pub const GRANULE: u64 = 4096;
@@ -136,6 +138,8 @@ pub struct PutStart {
     /// In an upsert: the version whose bytes these are. The new one replaces it only if that is still the
     /// complete one at the commit, inherits its leases, pins and recency, and takes nothing over.
     pub copy_of: Option<Generation>,
+    /// Readers may read what is written before the object is complete: [`early_reads`](Self::early_reads).
+    pub early: Option<EarlyToken>,
 }
 
 impl PutStart {
@@ -150,6 +154,43 @@ impl PutStart {
             layout_id: 0,
             prefix_index: None,
             copy_of: None,
+            early: None,
+        }
+    }
+
+    /// Publishes ranges as soon as they are written: as many as `header_rows` says, in the order in which
+    /// they land. A published range can't be written again.
+    #[must_use]
+    pub fn early_reads(mut self) -> Self {
+        self.early = Some(EarlyToken::random());
+        self
+    }
+
+    /// Rows that the header has room for.
+    pub fn rows(&self) -> usize {
+        match self.header_rows {
+            0 => HeaderSpec::default_rows(self.size),
+            rows => usize::try_from(rows).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// The table for early readers, if they are wanted: one slot for each row of the header.
+    pub fn early_table(&self) -> Option<EarlyTable> {
+        let slots = u32::try_from(self.rows()).unwrap_or(u32::MAX);
+        self.early.map(|token| EarlyTable { token, slots })
+    }
+
+    /// Bytes of the header that this needs, for keys of this tenant.
+    pub fn header_len(&self, tenant: &Tenant) -> Result<u32, HeaderError> {
+        let spec = HeaderSpec {
+            tenant_len: tenant.as_str().len(),
+            key_len: self.key.as_str().len(),
+            group_len: self.group.as_ref().map_or(0, String::len),
+            rows: self.rows(),
+        };
+        match self.early_table() {
+            Some(table) => table.header_len(&spec),
+            None => spec.encoded_len(),
         }
     }
 }
@@ -174,6 +215,9 @@ pub struct GetStarted {
     pub fingerprint: Option<Fingerprint>,
     /// The layout that the writer used; 0: none.
     pub layout_id: u64,
+    /// The object is not complete, and nothing is leased: what its writer has published, and no more, may be
+    /// read.
+    pub early: Option<EarlyTable>,
 }
 
 impl GetStarted {

@@ -7,6 +7,7 @@ use layercake_protocol::convert::{
     Context, GetStartAnswer, PutStartAnswer, decode_key_results, decode_presences, decode_refusals,
     encode_key_results, encode_presences, encode_refusals,
 };
+use layercake_protocol::early::{EarlyTable, EarlyToken};
 use layercake_protocol::endpoint::{Endpoint, HostId};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
@@ -156,6 +157,15 @@ fn bare(refusal: Refusal) -> Refusal {
     }
 }
 
+fn early_tables() -> impl Strategy<Value = Option<EarlyTable>> {
+    option::of(
+        (1..u64::MAX, 1..u32::MAX).prop_map(|(token, slots)| EarlyTable {
+            token: EarlyToken::new(token).expect("not zero"),
+            slots,
+        }),
+    )
+}
+
 fn fingerprints() -> impl Strategy<Value = Option<Fingerprint>> {
     option::of(
         any::<[u8; 16]>()
@@ -215,6 +225,7 @@ proptest! {
             layout_id: numbers.0,
             prefix_index: numbers.1,
             copy_of: flags.0.then_some(Generation(generation)),
+            early: EarlyToken::new(numbers.0),
         };
         prop_assert_eq!(PutStart::try_from(travel(&wire::PutStart::from(start.clone()))), Ok(start));
         let object = ObjectRef { key, generation: Generation(generation) };
@@ -256,9 +267,9 @@ proptest! {
     fn answers_travel_unchanged(
         got in vec(
             prop_oneof![
-                (1..u64::MAX, replicas(), fingerprints(), any::<u64>()).prop_map(
-                    |(size, replicas, fingerprint, layout_id)| Ok(GetStarted {
-                        size, replicas, fingerprint, layout_id
+                (1..u64::MAX, replicas(), fingerprints(), any::<u64>(), early_tables()).prop_map(
+                    |(size, replicas, fingerprint, layout_id, early)| Ok(GetStarted {
+                        size, replicas, fingerprint, layout_id, early
                     })
                 ),
                 refusals().prop_map(|refusal| Err(bare(refusal))),

@@ -154,6 +154,22 @@ pub enum StoreError {
     /// carry it out: what is written now could be overwritten later.
     #[error("an earlier write may still be under way: revoke the session and start again")]
     Unconfirmed,
+    /// The bytes were published to early readers: they stay as they are.
+    #[error("bytes {offset}..+{len} were published to early readers, and can't be written again")]
+    Published {
+        /// First byte of the range in the object.
+        offset: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// The object was being written when its early reader began, and is not there any more.
+    #[error(
+        "the writer of generation {generation} gave the object up, or lost it, before it was read"
+    )]
+    WriterGone {
+        /// The writer's reservation.
+        generation: Generation,
+    },
     /// A range does not fit the object.
     #[error("bytes {offset}..+{len} lie outside the object of {size} bytes")]
     OutOfBounds {

@@ -8,8 +8,8 @@ pub mod node;
 mod session;
 
 pub use client::{
-    ClientConfig, ClientStats, EndError, GetOptions, GetRequest, Located, PrefixHit, PutOutcome,
-    PutRequest, Range, RangeRead, RangeWrite, ReadDone, StoreClient,
+    ClientConfig, ClientStats, EarlyRead, EarlySession, EndError, GetOptions, GetRequest, Located,
+    PrefixHit, PutOutcome, PutRequest, Range, RangeRead, RangeWrite, ReadDone, StoreClient,
 };
 pub use error::StoreError;
 pub use node::{HeldObject, Inventory, Node, NodeConfig, NodeStats, SegmentSpec};

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::header::HeaderSpec;
 use layercake_protocol::ids::{ClientId, Epoch, Generation};
 use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, ReplicateConfig};
 
@@ -159,6 +158,7 @@ impl State {
             engine: batch.location.map(|location| location.engine),
             upsert: batch.upsert,
             copy_of: put.copy_of.filter(|_| batch.upsert),
+            early: put.early_table(),
             claim: self.draw_generation(),
             charged,
             quotas: (charged > 0).then_some(&self.tenants),
@@ -364,15 +364,6 @@ fn header_len(caller: &Caller, put: &PutStart) -> Result<u32, Refusal> {
     if put.size == 0 {
         return Err(Refusal::invalid("size = 0: an object has at least 1 byte"));
     }
-    let spec = HeaderSpec {
-        tenant_len: caller.tenant.as_str().len(),
-        key_len: put.key.as_str().len(),
-        group_len: put.group.as_ref().map_or(0, String::len),
-        rows: match put.header_rows {
-            0 => HeaderSpec::default_rows(put.size),
-            rows => usize::try_from(rows).unwrap_or(usize::MAX),
-        },
-    };
-    spec.encoded_len()
+    put.header_len(&caller.tenant)
         .map_err(|error| Refusal::invalid(error.to_string()))
 }

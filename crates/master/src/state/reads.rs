@@ -123,15 +123,7 @@ impl State {
         if is_leaving(entry) {
             return Err(Refusal::NotFound);
         }
-        let places = entry.places.as_slice();
-        if places.iter().any(|p| reading.view.is_older_than(p.segment)) {
-            reading.view = self.pool.view();
-            reading.unreachable = reading.view.slots_of(reading.unreachable_ids);
-        }
-        let replicas = reading.replicas(entry);
-        if replicas.is_empty() {
-            return Err(Refusal::Unreachable);
-        }
+        let replicas = reading.live_replicas(self, entry)?;
         entry.touch(epoch, index);
         let size = entry.size;
         if reading.session {
@@ -145,7 +137,57 @@ impl State {
             replicas,
             fingerprint,
             layout_id,
+            early: None,
         })
+    }
+
+    /// Finds objects that are being written by writers who publish what they have. Grants nothing: what readers rely on
+    /// is the tags and checksums of what they read.
+    ///
+    /// [`Refusal::AlreadyExists`]: it is complete; [`Refusal::NotReady`]: it is being written, and nothing is
+    /// published.
+    pub fn unfinished(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        query: &GetStart<'_>,
+    ) -> Vec<Result<GetStarted, Refusal>> {
+        let known = self.members.heard(now, caller.client);
+        let view = self.pool.view();
+        let mut reading = Reading {
+            now,
+            caller,
+            location: caller.location.or_else(|| known.flatten()),
+            session: false,
+            unreachable_ids: query.unreachable,
+            unreachable: view.slots_of(query.unreachable),
+            view,
+        };
+        let tenant = self.tenants.find(&caller.tenant);
+        let keys = query.keys.iter();
+        keys.map(|key| {
+            let tenant = tenant.ok_or(Refusal::NotFound)?;
+            let hash = self.hasher.hash(tenant, key.as_str());
+            let shard = self.shard(hash.shard);
+            let slot = shard.find(hash.tag, tenant, key.as_str());
+            let slot = slot.ok_or(Refusal::NotFound)?;
+            let entry = shard.entry(slot);
+            if !entry.is_open() {
+                return Err(Refusal::AlreadyExists);
+            }
+            let early = Some(shard.early_table(slot).ok_or(Refusal::NotReady)?);
+            let replicas = reading.live_replicas(self, entry)?;
+            let size = entry.size;
+            let (fingerprint, layout_id) = shard.origin(slot);
+            Ok(GetStarted {
+                size,
+                replicas,
+                fingerprint,
+                layout_id,
+                early,
+            })
+        })
+        .collect()
     }
 
     /// Renews the leases of open get sessions, on the version they opened. A session whose version lost its
@@ -257,7 +299,20 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The replicas that the caller can read, the nearest first.
+    /// The replicas that the caller can read, the nearest first: at least one.
+    fn live_replicas(&mut self, state: &State, entry: &Entry) -> Result<Vec<Replica>, Refusal> {
+        let places = entry.places.as_slice();
+        if places.iter().any(|p| self.view.is_older_than(p.segment)) {
+            self.view = state.pool.view();
+            self.unreachable = self.view.slots_of(self.unreachable_ids);
+        }
+        let replicas = self.replicas(entry);
+        if replicas.is_empty() {
+            return Err(Refusal::Unreachable);
+        }
+        Ok(replicas)
+    }
+
     fn replicas(&self, entry: &Entry) -> Vec<Replica> {
         let places = entry.places.as_slice().iter();
         let mut replicas: Vec<_> = places

@@ -274,6 +274,22 @@ impl World {
         self.get_as(caller, key, true)
     }
 
+    /// Asks about an object that is being written.
+    pub(crate) fn unfinished(
+        &self,
+        caller: &Caller,
+        key: &ObjectKey,
+    ) -> Result<GetStarted, Refusal> {
+        let query = GetStart {
+            keys: std::slice::from_ref(key),
+            recency: Recency::default(),
+            session: false,
+            unreachable: &[],
+        };
+        let mut answers = self.state.unfinished(self.now(), caller, &query);
+        answers.pop().unwrap()
+    }
+
     /// Reads without a session.
     pub(crate) fn read(&self, caller: &Caller, key: &ObjectKey) -> Result<GetStarted, Refusal> {
         self.get_as(caller, key, false)

@@ -403,3 +403,40 @@ fn a_client_that_leaves_has_given_everything_up() {
     assert_eq!(answer, Err(Refusal::NotFound));
     assert_eq!(world.put(&a, &key("open"), 1), Err(Refusal::UnknownMember));
 }
+
+/// Who opted in is read while it is written; nobody else, and not under a lease.
+#[test]
+fn an_unfinished_object_is_found_if_its_writer_wants_it() {
+    let world = World::new();
+    let (writer, reader) = (world.client(), world.client());
+    let ask = |name: &str| world.unfinished(&reader, &key(name));
+    assert_eq!(ask("early"), Err(Refusal::NotFound));
+    let put = |name: &str| PutStart {
+        header_rows: 5,
+        ..PutStart::new(key(name), 1000)
+    };
+    let config = ReplicateConfig::default();
+    let early = put("early").early_reads();
+    let table = early.early_table();
+    let started = world.put_with(&writer, early, &config).unwrap();
+    let plain = world.put_with(&writer, put("plain"), &config).unwrap();
+    assert_eq!(ask("plain"), Err(Refusal::NotReady));
+    let found = ask("early").unwrap();
+    assert!(table.is_some() && found.early == table);
+    assert_eq!((found.size, &found.replicas), (1000, &started.replicas));
+    let room = found.replicas[0].header_len - plain.replicas[0].header_len;
+    assert_eq!(u64::from(room), table.unwrap().len());
+    // An ordinary reader still waits for the commit.
+    assert_eq!(world.get(&reader, &key("early")), Err(Refusal::NotReady));
+
+    assert_eq!(world.revoke(&writer, &key("early"), &started), Ok(()));
+    assert_eq!(ask("early"), Err(Refusal::NotFound));
+    assert_eq!(world.used(), 4096, "the other reservation: nobody holds it");
+
+    let again = put("early").early_reads();
+    let started = world.put_with(&writer, again, &config).unwrap();
+    assert_ne!(ask("early").unwrap().early, table, "another session");
+    assert_eq!(world.commit(&writer, &key("early"), &started), Ok(()));
+    assert_eq!(ask("early"), Err(Refusal::AlreadyExists));
+    assert_eq!(world.get(&reader, &key("early")).unwrap().early, None);
+}

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::objects::{decode_fingerprint, encode_fingerprint, encode_millis};
 use super::refusals::{Details, encode_details, encode_result};
 use super::{aligned, invalid};
+use crate::early::{EarlyTable, EarlyToken};
 use crate::error::{Refusal, WireError};
 use crate::ids::{Epoch, Generation};
 use crate::replica::{GetStarted, Presence, PutStarted, Replica, Segment};
@@ -63,6 +64,16 @@ fn decode_replicas(replicas: Vec<wire::Replica>) -> Result<Vec<Replica>, WireErr
     Ok(replicas)
 }
 
+/// The table for early readers of an object that is not complete.
+fn decode_early(token: u64, slots: u32) -> Result<Option<EarlyTable>, WireError> {
+    match EarlyToken::new(token) {
+        Some(_) if slots == 0 => Err(WireError::Missing {
+            field: "results.early_slots",
+        }),
+        token => Ok(token.map(|token| EarlyTable { token, slots })),
+    }
+}
+
 fn encode_segments(segments: &[Segment]) -> Vec<wire::Segment> {
     segments.iter().map(Into::into).collect()
 }
@@ -89,6 +100,8 @@ impl From<GetStartAnswer> for wire::GetStartResponse {
                         replicas: encode_replicas(got.replicas),
                         fingerprint: encode_fingerprint(got.fingerprint),
                         layout_id: got.layout_id,
+                        early_token: got.early.map_or(0, |table| table.token.0.get()),
+                        early_slots: got.early.map_or(0, |table| table.slots),
                     },
                 )
             })
@@ -123,6 +136,7 @@ impl GetStartAnswer {
                 replicas: decode_replicas(got.replicas)?,
                 fingerprint: decode_fingerprint(&got.fingerprint)?,
                 layout_id: got.layout_id,
+                early: decode_early(got.early_token, got.early_slots)?,
             }));
         }
         Ok(Self {

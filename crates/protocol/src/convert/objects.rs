@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{array, invalid, required};
+use crate::early::EarlyToken;
 use crate::error::WireError;
 use crate::fingerprint::Fingerprint;
 use crate::ids::{ClientId, Epoch, Generation, RequestId, SegmentId, Term};
@@ -196,6 +197,7 @@ impl PutStart {
             layout_id: self.layout_id,
             prefix_index: self.prefix_index,
             copy_of: self.copy_of.map_or(0, |generation| generation.0),
+            early_token: self.early.map_or(0, |token| token.0.get()),
         }
     }
 }
@@ -226,6 +228,7 @@ impl TryFrom<wire::PutStart> for PutStart {
             prefix_index: start.prefix_index,
             copy_of: Some(Generation(start.copy_of))
                 .filter(|generation| *generation != Generation::NONE),
+            early: EarlyToken::new(start.early_token),
         })
     }
 }

@@ -2,6 +2,7 @@
 //! against a naive model.
 
 mod code;
+mod early;
 mod fingerprint;
 mod header;
 mod key;

@@ -76,6 +76,11 @@ impl Core {
         }
     }
 
+    /// Lets work go on in the background.
+    pub(super) fn background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.orphans.spawn_on(work, &self.runtime);
+    }
+
     pub(super) fn orphans(&self) -> &TaskTracker {
         &self.orphans
     }

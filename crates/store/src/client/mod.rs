@@ -10,6 +10,7 @@
 //! | `put`, `get` | whole objects, made of sessions |
 //! | `put_start`, `write`, `put_end` | put sessions |
 //! | `get_start`, `read` | get sessions |
+//! | `early` | reading what is written of objects that are not complete |
 //! | `relocate` | replicas in other segments |
 //! | `headers`, `records`, `refresh` | the record in front of each object |
 //! | `fanout`, `places`, `scratch` | one batch per peer out of many ranges |
@@ -20,6 +21,7 @@
 //! client; they end when its last handle is dropped or [`StoreClient::close`] is called.
 
 mod core;
+mod early;
 mod events;
 mod fanout;
 mod finisher;
@@ -44,6 +46,7 @@ mod write;
 
 pub(crate) use self::core::Core;
 use self::core::now;
+pub use self::early::{EarlyRead, EarlySession};
 pub use self::get::GetRequest;
 pub use self::get_start::GetOptions;
 pub use self::lookup::{Located, PrefixHit};

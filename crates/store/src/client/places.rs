@@ -52,6 +52,11 @@ impl Place {
         self.slice(self.replica.offset, u64::from(self.replica.header_len))
     }
 
+    /// Bytes of the header's place, which they must lie inside.
+    pub(crate) fn header_part(&self, offset: u64, len: u64) -> RemoteSlice {
+        self.slice(self.replica.offset + offset, len)
+    }
+
     fn slice(&self, offset: u64, len: u64) -> RemoteSlice {
         RemoteSlice {
             generation: Some(self.replica.generation),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use layercake_protocol::early::EarlyTable;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::header::HeaderSpec;
 use layercake_protocol::ids::Epoch;
@@ -10,7 +11,8 @@ use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Recency, Repl
 
 use super::StoreClient;
 use super::core::Core;
-use super::places::{Places, Targets};
+use super::early::without_checksums;
+use super::places::{Place, Places, Targets};
 use crate::error::StoreError;
 use crate::link::StartOptions;
 use crate::session::{PutHeader, PutSession, PutShared};
@@ -56,13 +58,22 @@ impl StoreClient {
 
 async fn start(
     core: &Arc<Core>,
-    entries: Vec<PutStart>,
+    mut entries: Vec<PutStart>,
     config: &ReplicateConfig,
     recency: Recency,
     replace: bool,
 ) -> Vec<Result<PutSession, StoreError>> {
     if entries.is_empty() {
         return Vec::new();
+    }
+    for entry in &mut entries {
+        // A caller may use one entry for several starts.
+        if entry.early.is_some() {
+            *entry = entry.clone().early_reads();
+        }
+    }
+    if entries.iter().any(|entry| entry.early.is_some()) && !core.config.checksums {
+        return entries.iter().map(|_| Err(without_checksums())).collect();
     }
     core.finisher
         .make_way(core, entries.iter().map(|entry| &entry.key))
@@ -127,7 +138,13 @@ fn open(
     if places.is_empty() || places.len() != made.replicas.len() {
         return Err(Refusal::Unreachable.into());
     }
-    let rows = rows(&core.config.tenant, &entry, &places)?;
+    // A master of another version may have left no room for it.
+    let early = entry.early_table().filter(|_| {
+        let wanted = entry.header_len(&core.config.tenant).ok();
+        let has = |place: &Place| Some(place.replica.header_len) == wanted;
+        places.iter().all(has)
+    });
+    let rows = rows(&core.config.tenant, &entry, &places, early)?;
     let object = ObjectRef {
         key: entry.key,
         generation: made.generation,
@@ -140,14 +157,21 @@ fn open(
         epoch,
         prefix_index,
     };
-    let shared = Arc::new(PutShared::new(object, entry.size, places, header, rows));
+    let shared = Arc::new(PutShared::new(
+        object, entry.size, places, header, rows, early,
+    ));
     core.puts.add(&shared);
     core.counters.puts_started.one();
     Ok(PutSession::new(shared, Arc::clone(core)))
 }
 
 /// The rows that every replica's header has room for.
-fn rows(tenant: &Tenant, entry: &PutStart, places: &Places) -> Result<usize, StoreError> {
+fn rows(
+    tenant: &Tenant,
+    entry: &PutStart,
+    places: &Places,
+    early: Option<EarlyTable>,
+) -> Result<usize, StoreError> {
     let spec = HeaderSpec {
         tenant_len: tenant.as_str().len(),
         key_len: entry.key.as_str().len(),
@@ -156,7 +180,9 @@ fn rows(tenant: &Tenant, entry: &PutStart, places: &Places) -> Result<usize, Sto
     };
     let capacities = places
         .iter()
-        .map(|place| spec.row_capacity(place.replica.header_len));
+        .map(|place| place.replica.header_len)
+        .map(|len| early.map_or(Some(len), |table| table.leaves(len)))
+        .map(|len| spec.row_capacity(len.unwrap_or(0)));
     match capacities.min() {
         Some(rows) if rows > 0 => Ok(rows),
         _ => Err(Refusal::invalid("the reserved place has no room for a header").into()),

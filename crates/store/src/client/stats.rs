@@ -62,6 +62,8 @@ counters! {
     bytes_verified,
     /// Bytes read that could not be verified.
     bytes_unverified,
+    /// Bytes read of objects that were not complete.
+    bytes_early,
     /// Reads that were turned away because bytes did not fit their checksum or header.
     mismatches,
     /// Reads that went on with another replica.

@@ -22,10 +22,11 @@ use parking_lot::Mutex;
 
 use super::StoreClient;
 use super::core::Core;
+use super::early::publish;
 use super::fanout::{Failure, Fanout, Flight};
 use crate::error::StoreError;
 use crate::session::cut::{Cut, cut_ranges};
-use crate::session::put_state::{CallId, Phase};
+use crate::session::put_state::{CallId, Phase, Publish};
 use crate::session::{PutSession, PutShared};
 
 /// A range of an object, and the local memory that holds its bytes or is to hold them.
@@ -246,9 +247,16 @@ impl Round {
             let entry = &mut entries[tag.entry as usize];
             entry.landed(&self.core, &self.cuts, slots, tag, result);
         });
+        let mut publishing = Vec::new();
         for mut entry in entries.drain(..) {
-            results.push((entry.index, entry.settle(self, slots)));
+            let (result, publish) = entry.settle(self, slots);
+            results.push((entry.index, result));
+            if !publish.records.is_empty() {
+                publishing.push((entry.put, publish));
+            }
         }
+        drop(inner);
+        publish(&self.core, publishing);
     }
 
     fn take_results(&self) -> Vec<(usize, Result<u64, StoreError>)> {
@@ -350,10 +358,11 @@ impl Entry {
         self.failed.get_or_insert(failure);
     }
 
-    fn settle(&mut self, round: &Round, slots: &[Slot]) -> Result<u64, StoreError> {
+    /// The call's result, and what the session publishes.
+    fn settle(&mut self, round: &Round, slots: &[Slot]) -> (Result<u64, StoreError>, Publish) {
         let core = &round.core;
         let slots = &slots[self.cuts.clone()];
-        let abandoned = self.put.finish(self.call, round, |at| match slots[at] {
+        let (abandoned, publish) = self.put.finish(self.call, round, |at| match slots[at] {
             Slot::Written(crc) => Ok(crc),
             Slot::Open | Slot::Failed => Err(()),
         });
@@ -361,7 +370,7 @@ impl Entry {
             core.finisher.settle_later(Arc::clone(&self.put));
         }
         if let Some(error) = self.failed.take() {
-            return Err(error);
+            return (Err(error), publish);
         }
         let lens = self.ranges.iter().map(|range| range.local.len());
         let bytes = lens.fold(0, u64::saturating_add);
@@ -369,7 +378,7 @@ impl Entry {
         core.counters
             .bytes_written
             .add(bytes.saturating_mul(copies));
-        Ok(bytes)
+        (Ok(bytes), publish)
     }
 }
 

@@ -31,7 +31,7 @@ use crate::error::StoreError;
 /// What stands around a key in a message, at most, in bytes.
 const KEY_OVERHEAD: usize = 8;
 const REF_OVERHEAD: usize = 24;
-const START_OVERHEAD: usize = 80;
+const START_OVERHEAD: usize = 96;
 
 /// The longest wait that one message asks for; masters bound it.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_mins(5);
@@ -87,6 +87,26 @@ impl MasterLink {
         options: StartOptions<'_>,
         session: bool,
     ) -> Result<GetsStarted, StoreError> {
+        self.find(keys, options, session, false).await
+    }
+
+    /// Asks about objects that are being written by writers who publish what they have. Leases nothing.
+    /// [`Refusal::AlreadyExists`], and an answer without a table for early readers: it is complete.
+    pub async fn unfinished(
+        &self,
+        keys: &[ObjectKey],
+        options: StartOptions<'_>,
+    ) -> Result<GetsStarted, StoreError> {
+        self.find(keys, options, false, true).await
+    }
+
+    async fn find(
+        &self,
+        keys: &[ObjectKey],
+        options: StartOptions<'_>,
+        session: bool,
+        unfinished: bool,
+    ) -> Result<GetsStarted, StoreError> {
         let mut joined = Joined::new(options.recency.epoch);
         let mut lease = Duration::MAX;
         for part in key_parts(keys) {
@@ -95,6 +115,7 @@ impl MasterLink {
                 recency: Some(part_recency(options.recency, joined.epoch, &part).into()),
                 session,
                 unreachable_segments: segment_ids(options.unreachable),
+                unfinished,
             };
             let request = self.about(&request, &keys[part.clone()]);
             let (answer, connection) = self.call(&request).await?;

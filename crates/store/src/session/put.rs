@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use layercake_protocol::early::EarlyTable;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::{Checksums, HeaderFields, HeaderState, WrittenRanges};
 use layercake_protocol::ids::{Epoch, Generation};
@@ -16,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::cut::Cut;
-use super::put_state::{CallId, Closed, Phase, PutState};
+use super::put_state::{CallId, Closed, Finished, Phase, Publish, PutState};
 use crate::client::{Core, Places, Round};
 use crate::error::StoreError;
 
@@ -75,6 +76,8 @@ pub(crate) struct PutShared {
     /// Every one gets every byte.
     pub(crate) places: Places,
     pub(crate) header: PutHeader,
+    /// Where what is written is published.
+    pub(crate) early: Option<EarlyTable>,
     state: Mutex<Guarded>,
     /// Told whenever a call ends or the phase changes.
     changed: Notify,
@@ -96,14 +99,17 @@ impl PutShared {
         places: Places,
         header: PutHeader,
         rows: usize,
+        early: Option<EarlyTable>,
     ) -> Self {
+        let early_slots = early.map_or(0, |table| table.slots);
         Self {
             object,
             size,
             places,
             header,
+            early,
             state: Mutex::new(Guarded {
-                put: PutState::new(size, rows),
+                put: PutState::new(size, rows).publishing(early_slots),
                 rounds: SmallVec::new(),
                 intent: Intent::Revoke,
                 abandoned: false,
@@ -150,19 +156,34 @@ impl PutShared {
         self.state.lock().put.try_run(call).map_err(closed)
     }
 
-    /// Ends a call. `true` if that makes an abandoned session idle: its intent can be carried out.
+    /// Ends a call, and gives what is to be published: [`end_publishing`](Self::end_publishing) must follow if that is
+    /// anything. `true` if this makes an abandoned session idle: its intent can be carried out.
     pub(crate) fn finish(
         &self,
         call: CallId,
         round: &Round,
         outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
-    ) -> bool {
-        let ready = {
+    ) -> (bool, Publish) {
+        let ended = {
             let mut state = self.state.lock();
             state
                 .rounds
                 .retain(|known| !std::ptr::eq(known.as_ptr(), round));
-            state.put.finish(call, outcome) && state.abandoned && state.put.is_idle()
+            let Finished { ran, publish } = state.put.finish(call, outcome);
+            let ready = ran && state.abandoned && state.put.is_idle();
+            (ready, publish)
+        };
+        self.changed.notify_waiters();
+        ended
+    }
+
+    /// Notes that no byte of what was to be published moves any more. `true` if this makes an abandoned session
+    /// idle.
+    pub(crate) fn end_publishing(&self) -> bool {
+        let ready = {
+            let mut state = self.state.lock();
+            state.put.release();
+            state.abandoned && state.put.is_idle()
         };
         self.changed.notify_waiters();
         ready
@@ -324,6 +345,10 @@ fn closed(closed: Closed) -> StoreError {
         Closed::Ended => StoreError::SessionEnded,
         Closed::Superseded => StoreError::Refused(layercake_protocol::error::Refusal::Superseded),
         Closed::Unconfirmed => StoreError::Unconfirmed,
+        Closed::Published(range) => StoreError::Published {
+            offset: range.start(),
+            len: range.len(),
+        },
     }
 }
 

@@ -16,9 +16,14 @@
 //! its own, unless nobody knows whether the owner of the memory still carries it out. Such a write
 //! could land at any time, on top of whatever is written later: the session is *in doubt* for good,
 //! takes no ranges and can't be committed, and its revoke must say so.
+//!
+//! A session with a table for early readers *publishes* each row that has landed with a checksum, unless a later call is
+//! already waiting to write there. What is published stays as it is: calls that would write there are refused.
+//! So what a reader has seen is what will be committed, if anything is.
 
+use layercake_protocol::early::EarlyRecord;
 use layercake_protocol::header::WrittenRanges;
-use layercake_protocol::range::ByteRange;
+use layercake_protocol::range::{ByteRange, RangeSet};
 use smallvec::SmallVec;
 
 use super::cut::Cut;
@@ -47,6 +52,8 @@ pub(crate) enum Closed {
     Superseded,
     /// It is in doubt.
     Unconfirmed,
+    /// These bytes were published.
+    Published(ByteRange),
 }
 
 /// Names a call within its session.
@@ -91,6 +98,50 @@ impl Call {
     }
 }
 
+/// Rows for early readers.
+#[derive(Debug, Default)]
+struct Early {
+    /// How many the table takes; none without a table.
+    slots: u32,
+    /// How many were published.
+    used: u32,
+    published: RangeSet,
+}
+
+impl Early {
+    /// Which of these bytes were published before.
+    fn published(&self, range: ByteRange) -> bool {
+        !self.published.is_empty() && self.published.missing(range).next() != Some(range)
+    }
+
+    /// Takes a row in, if there is room for it.
+    fn publish(&mut self, range: ByteRange, crc32c: u32) -> Option<EarlyRecord> {
+        if self.used == self.slots {
+            return None;
+        }
+        self.used += 1;
+        self.published.insert(range);
+        Some(EarlyRecord { range, crc32c })
+    }
+}
+
+/// What a call's end brings.
+#[derive(Debug, Default)]
+pub(crate) struct Finished {
+    /// The call had run.
+    pub(crate) ran: bool,
+    /// What is to be published now: the records of consecutive slots. The session is busy until
+    /// [`release`](PutState::release) says that this has ended.
+    pub(crate) publish: Publish,
+}
+
+/// Records for consecutive slots of a session's table.
+#[derive(Debug, Default)]
+pub(crate) struct Publish {
+    pub(crate) first_slot: u32,
+    pub(crate) records: Vec<EarlyRecord>,
+}
+
 fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
@@ -103,8 +154,9 @@ pub(crate) struct PutState {
     written: WrittenRanges,
     /// In the order of admission.
     calls: SmallVec<[Call; 1]>,
-    /// Transfers besides those of calls: of the header.
+    /// Transfers besides those of calls: of the header, and of what is published.
     holds: u32,
+    early: Early,
     in_doubt: bool,
     /// The vector of a finished call, for the next one.
     spare: Vec<ByteRange>,
@@ -120,10 +172,17 @@ impl PutState {
             written: WrittenRanges::new(rows),
             calls: SmallVec::new(),
             holds: 0,
+            early: Early::default(),
             in_doubt: false,
             spare: Vec::new(),
             next_call: 0,
         }
+    }
+
+    /// The same with a table of so many slots for early readers.
+    pub(crate) fn publishing(mut self, slots: u32) -> Self {
+        self.early.slots = slots;
+        self
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -133,6 +192,9 @@ impl PutState {
     /// Takes a call in. `true`: it may run at once; else when [`try_run`](Self::try_run) says so.
     pub(crate) fn admit(&mut self, cuts: &[Cut]) -> Result<(CallId, bool), Closed> {
         self.check_open()?;
+        if let Some(cut) = cuts.iter().find(|cut| self.early.published(cut.range)) {
+            return Err(Closed::Published(cut.range));
+        }
         let mut call = Call {
             id: self.next_call,
             running: true,
@@ -158,27 +220,47 @@ impl PutState {
     }
 
     /// Ends a call: `outcome` gives, range by range in ascending order, its checksum if it landed.
-    /// A call that never ran is taken out, and nothing is noted. `true` if it had run.
+    /// A call that never ran is taken out, and nothing is noted.
     pub(crate) fn finish(
         &mut self,
         id: CallId,
         mut outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
-    ) -> bool {
+    ) -> Finished {
+        let mut finished = Finished::default();
         let Some(at) = self.calls.iter().position(|call| call.id == id.0) else {
-            return false;
+            return finished;
         };
         let mut call = self.calls.remove(at);
+        finished.ran = call.running;
+        finished.publish.first_slot = self.early.used;
         if call.running {
             for (index, &range) in call.ranges.iter().enumerate() {
                 match outcome(index) {
-                    Ok(crc) => self.written.record(range, crc),
+                    Ok(crc) => {
+                        self.written.record(range, crc);
+                        let record = crc.and_then(|crc| self.publish(range, crc));
+                        finished.publish.records.extend(record);
+                    }
                     Err(()) => self.written.forget(range),
                 }
             }
         }
+        if !finished.publish.records.is_empty() {
+            self.holds += 1;
+        }
         call.ranges.clear();
         self.spare = call.ranges;
-        call.running
+        finished
+    }
+
+    /// Publishes a row, unless a call is about to write there, or readers need not care any more.
+    fn publish(&mut self, range: ByteRange, crc32c: u32) -> Option<EarlyRecord> {
+        let open = self.early.slots > 0 && self.phase == Phase::Open && !self.in_doubt;
+        let mut waiting = self.calls.iter().flat_map(|call| &call.ranges);
+        if !open || waiting.any(|waiting| waiting.overlaps(range)) {
+            return None;
+        }
+        self.early.publish(range, crc32c)
     }
 
     /// Notes that bytes of the header are about to move. Only while an end has sealed the session: one that
@@ -281,3 +363,7 @@ impl PutState {
 #[cfg(test)]
 #[path = "put_state_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "put_state_early_tests.rs"]
+mod early_tests;

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 use super::super::cut::cut_ranges;
 use super::*;
 
-const SIZE: u64 = 32;
+pub(super) const SIZE: u64 = 32;
 
 /// What the stored bytes are: the last writer's mark, or nothing that anyone may rely on.
-type Memory = [Option<u8>; 32];
+pub(super) type Memory = [Option<u8>; 32];
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     /// A call with these ranges starts.
     Write(Vec<(u64, u64)>),
     /// The n-th call that waits tries to run.
@@ -24,7 +24,7 @@ enum Step {
     End,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let write = prop::collection::vec((0_u64..28, 1_u64..5), 1..4).prop_map(Step::Write);
     let big = (0_u64..8, 20_u64..25).prop_map(|range| Step::Write(vec![range]));
     let step = prop_oneof![
@@ -39,24 +39,24 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-struct Flight {
-    id: CallId,
-    cuts: Vec<Cut>,
-    mark: u8,
-    running: bool,
+pub(super) struct Flight {
+    pub(super) id: CallId,
+    pub(super) cuts: Vec<Cut>,
+    pub(super) mark: u8,
+    pub(super) running: bool,
 }
 
-fn cuts_of(ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Vec<Cut> {
+pub(super) fn cuts_of(ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Vec<Cut> {
     let mut cuts = Vec::new();
     cut_ranges(SIZE, ranges, &mut cuts).expect("inside");
     cuts
 }
 
-fn at(byte: u64) -> usize {
+pub(super) fn at(byte: u64) -> usize {
     usize::try_from(byte).expect("small")
 }
 
-fn crc_of(memory: &Memory, range: ByteRange) -> Option<u32> {
+pub(super) fn crc_of(memory: &Memory, range: ByteRange) -> Option<u32> {
     let bytes: Option<Vec<u8>> = memory[at(range.start())..at(range.end())]
         .iter()
         .copied()
@@ -64,20 +64,27 @@ fn crc_of(memory: &Memory, range: ByteRange) -> Option<u32> {
     bytes.map(|bytes| crc32c::crc32c(&bytes))
 }
 
-/// Lands a finished call's pieces in the model and in the state.
-fn land(state: &mut PutState, memory: &mut Memory, flight: &Flight, bits: u32) {
+/// Lands a finished call's pieces in the model and in the state. Gives what is published.
+pub(super) fn land(
+    state: &mut PutState,
+    memory: &mut Memory,
+    flight: &Flight,
+    bits: u32,
+) -> Publish {
     for (index, cut) in flight.cuts.iter().enumerate() {
         let landed = bits & (1 << (index % 32)) != 0;
         memory[at(cut.range.start())..at(cut.range.end())].fill(landed.then_some(flight.mark));
     }
     let cuts = &flight.cuts;
-    state.finish(flight.id, |index| {
-        if bits & (1 << (index % 32)) == 0 {
-            return Err(());
-        }
-        let bytes = vec![flight.mark; at(cuts[index].range.len())];
-        Ok(Some(crc32c::crc32c(&bytes)))
-    });
+    state
+        .finish(flight.id, |index| {
+            if bits & (1 << (index % 32)) == 0 {
+                return Err(());
+            }
+            let bytes = vec![flight.mark; at(cuts[index].range.len())];
+            Ok(Some(crc32c::crc32c(&bytes)))
+        })
+        .publish
 }
 
 proptest! {
@@ -116,7 +123,7 @@ proptest! {
                 Step::GiveUp(n) => {
                     if let Some(at) = pick(&flights, n, false) {
                         let flight = flights.remove(at);
-                        prop_assert!(!state.finish(flight.id, |_| Ok(None)), "it never ran");
+                        prop_assert!(!state.finish(flight.id, |_| Ok(None)).ran, "it never ran");
                     }
                 }
                 Step::End => {
@@ -155,7 +162,7 @@ fn is_free(earlier: &[Flight], cuts: &[Cut]) -> bool {
     !earlier.iter().any(|flight| flight.cuts.iter().any(taken))
 }
 
-fn pick(flights: &[Flight], n: usize, running: bool) -> Option<usize> {
+pub(super) fn pick(flights: &[Flight], n: usize, running: bool) -> Option<usize> {
     let fitting = (0..flights.len()).filter(|&at| flights[at].running == running);
     let fitting: Vec<usize> = fitting.collect();
     (!fitting.is_empty()).then(|| fitting[n % fitting.len()])

@@ -15,6 +15,7 @@ mod common;
 mod dev_leases;
 mod dev_puts;
 mod dev_sessions;
+mod early;
 mod lanes;
 mod session_commit;
 mod session_ranges;

@@ -105,7 +105,11 @@ pub(super) async fn get_start(
                     session: request.session,
                     unreachable: &unreachable,
                 };
-                let (got, drawn) = core.state.get_start(core.now(), &caller, &query);
+                let (got, drawn) = if request.unfinished {
+                    (core.state.unfinished(core.now(), &caller, &query), epoch)
+                } else {
+                    core.state.get_start(core.now(), &caller, &query)
+                };
                 results.extend(
                     got.into_iter()
                         .map(|result| still_there(result, &mut places)),

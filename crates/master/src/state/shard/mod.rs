@@ -25,6 +25,7 @@ mod texts;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 
+use layercake_protocol::early::EarlyTable;
 use layercake_protocol::fingerprint::Fingerprint;
 
 pub(crate) use super::effects::{Effects, Fate, Reason};
@@ -35,7 +36,7 @@ use super::numbers::NumberMap;
 use super::prefetch::Span;
 
 pub(crate) use entry::{Entry, HARD_PINNED, Phase, Place, Places, SOFT_PINNED};
-use entry::{HAS_READERS, REPLACEMENT};
+use entry::{HAS_READERS, REPLACEMENT, WATCHED};
 use index::Index;
 pub(crate) use order::{Standing, Victim};
 pub(crate) use put::{Open, Reservation};
@@ -157,6 +158,22 @@ impl Shard {
 
     pub(crate) fn entry(&self, slot: u32) -> &Entry {
         &self.slab[slot]
+    }
+
+    /// Where the writer of this reservation publishes what it has written, if it does so.
+    pub(crate) fn early_table(&self, slot: u32) -> Option<EarlyTable> {
+        let writing = self.slab[slot].phase == Phase::Writing;
+        self.open.get(&slot)?.early.filter(|_| writing)
+    }
+
+    /// Asks to be told when this reservation ends. False: it is none.
+    pub(crate) fn watch(&mut self, slot: u32) -> bool {
+        let entry = &mut self.slab[slot];
+        let open = entry.is_open();
+        if open {
+            entry.flags |= WATCHED;
+        }
+        open
     }
 
     pub(crate) fn entry_mut(&mut self, slot: u32) -> &mut Entry {

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use layercake_protocol::early::EarlyTable;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::ids::{ClientId, EngineId, Epoch, Generation};
@@ -43,6 +44,8 @@ pub(crate) struct Open {
     pub(super) replaces: Option<u32>,
     /// It has the bytes of that version, and is of no use without it.
     copies: bool,
+    /// Where the writer publishes what it has written.
+    pub(super) early: Option<EarlyTable>,
 }
 
 /// What a writer wants to reserve.
@@ -70,6 +73,8 @@ pub(crate) struct Reservation<'a> {
     pub(crate) upsert: bool,
     /// The version whose bytes these are: only it is replaced, and nothing is taken over.
     pub(crate) copy_of: Option<Generation>,
+    /// Where the writer publishes what it has written.
+    pub(crate) early: Option<EarlyTable>,
     /// Names the claim until memory is found.
     pub(crate) claim: Generation,
     /// Replicas that the tenant is charged for.
@@ -206,6 +211,7 @@ impl Shard {
             refresh_at_end: wanted.refresh_at_end,
             replaces,
             copies: wanted.copy_of.is_some(),
+            early: wanted.early,
         };
         self.open.insert(slot, open);
         match replaces {
@@ -488,15 +494,5 @@ impl Shard {
             self.close_open(*slot, effects);
         }
         slots.len() as u64
-    }
-
-    /// Asks to be told when this reservation ends. False: it is none.
-    pub(crate) fn watch(&mut self, slot: u32) -> bool {
-        let entry = &mut self.slab[slot];
-        let open = entry.is_open();
-        if open {
-            entry.flags |= WATCHED;
-        }
-        open
     }
 }
