@@ -123,6 +123,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(crate::SEQUENCES))]
+
         #[test]
         fn calls_cover_all_rows_once_within_the_limit(
             most in 1_usize..200,

@@ -165,6 +165,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(crate::SEQUENCES))]
+
         // contract: connector-13
         #[test]
         fn a_layer_is_ready_exactly_when_every_row_has_arrived_or_is_published_as_void(

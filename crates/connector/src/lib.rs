@@ -33,3 +33,7 @@ pub mod window;
 pub mod worker;
 
 pub use error::ConnectorError;
+
+/// Sequences in which each of the state machines is compared with its model.
+#[cfg(test)]
+pub(crate) const SEQUENCES: u32 = 10_000;

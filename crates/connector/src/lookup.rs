@@ -113,6 +113,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(crate::SEQUENCES))]
+
         // contract: connector-6
         #[test]
         fn the_prefix_that_every_rank_has_for_a_bounded_number_of_keys(

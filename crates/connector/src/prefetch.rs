@@ -7,10 +7,16 @@
 //! everything behind it. A transfer that
 //! is slower than the computation can't be hidden at any depth: then as much as is allowed is asked for,
 //! so that the link never rests. A wait that happened all the same widens the margin for a while.
+//!
+//! Besides, layers are asked for at the pace at which they arrive, so that what is needed first comes first
+//! ([`flight`]). A depth that was set is neither changed nor paced.
+
+mod flight;
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use self::flight::Flight;
 use crate::options::PrefetchLayers;
 
 /// How fast estimates follow.
@@ -39,6 +45,7 @@ pub struct Prefetch {
     compute: Estimate,
     /// Layers added after waits; fades.
     extra: f64,
+    flight: Flight,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,12 +83,33 @@ impl Prefetch {
             transfer: Estimate::default(),
             compute: Estimate::default(),
             extra: 0.0,
+            flight: Flight::default(),
         }
     }
 
-    /// A layer arrived, so long after it was asked for.
-    pub fn note_transfer(&mut self, took: Duration) {
+    /// Nothing is under way.
+    pub fn clear(&mut self) {
+        self.flight.clear();
+    }
+
+    /// Whether another layer may be asked for by now, as far as the pace goes; if not, after a call, or when so
+    /// much time has passed.
+    pub fn has_room(&mut self, now: Instant) -> Result<(), Option<Duration>> {
+        match self.fixed {
+            Some(_) => Ok(()),
+            None => self.flight.has_room(now, self.transfer.mean),
+        }
+    }
+
+    /// A call for so many bytes of a layer is under way.
+    pub fn ask(&mut self, bytes: u64, now: Instant) {
+        self.flight.ask(bytes, now);
+    }
+
+    /// A call for so many bytes is over, so long after it was asked for.
+    pub fn land(&mut self, bytes: u64, took: Duration, now: Instant) {
         self.transfer.note(took);
+        self.flight.land(bytes, now);
     }
 
     /// A layer was computed in so much time, and its loads had been waited for so long before.

@@ -102,6 +102,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(crate::SEQUENCES))]
+
         #[test]
         fn every_layer_of_every_row_is_in_one_tile_and_no_layer_before_an_earlier_one(
             rows in 0_usize..300,

@@ -143,6 +143,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(crate::SEQUENCES))]
+
     // contract: connector-7
     #[test]
     fn every_request_ends_exactly_once(steps in proptest::collection::vec(step(), 0..60)) {

@@ -245,9 +245,11 @@ impl Model {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(crate::SEQUENCES))]
+
     #[test]
     fn no_session_leaks_ends_twice_or_commits_what_was_cancelled(
-        steps in proptest::collection::vec(step(), 0..80),
+        steps in proptest::collection::vec(step(), 0..50),
     ) {
         let ids: Vec<RequestId> = ["r0", "r1", "r2"].map(RequestId::from).to_vec();
         let id = |request: u8| &ids[usize::from(request)];

@@ -23,6 +23,7 @@ mod receiver;
 mod sender;
 mod shared;
 mod staging;
+mod step;
 
 pub use self::observer::{LayerTransfer, TransferObserver};
 
@@ -45,11 +46,13 @@ use self::receiver::LoadJob;
 use self::sender::{SaveJob, SaveStep, Sender};
 use self::shared::Shared;
 use self::staging::Staging;
+use self::step::{Save, Step};
 use crate::audit::Audit;
 use crate::checks::{Deployment, Identity};
 use crate::contract::{
     CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults, WorkerSide,
 };
+use crate::convergence::Convergence;
 use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
@@ -83,24 +86,6 @@ pub struct StoreWorker {
     staging: Option<Arc<Staging>>,
     step: Option<Step>,
     ending: BTreeSet<RequestId>,
-}
-
-/// The step that computes.
-struct Step {
-    number: u64,
-    requests: Vec<RequestId>,
-    board: Option<Arc<Board>>,
-    save: Option<Save>,
-    /// When the layer that computes began to.
-    computing: Option<Instant>,
-    computed: Duration,
-    waited: Duration,
-}
-
-struct Save {
-    step: Arc<SaveStep>,
-    handed: Vec<bool>,
-    ended: bool,
 }
 
 impl StoreWorker {
@@ -176,6 +161,12 @@ impl StoreWorker {
         if !self.ending.is_empty() {
             self.shared.wait_any_settled(&self.ending, at_most);
         }
+    }
+
+    /// Waits until nothing is read into the engine's blocks any more, but no longer than this. `false`: something
+    /// is. For an engine that goes on behind a [`Deadline`](ConnectorError::Deadline).
+    pub fn wait_for_loads(&self, at_most: Duration) -> bool {
+        self.shared.wait_quiet(at_most)
     }
 
     /// Saves what was handed over and ends the tasks. Waits for both as long as `deadline`.
@@ -256,6 +247,7 @@ impl StoreWorker {
             rows: loads.rows,
             requests: loads.requests,
             ready,
+            loading: self.shared.begin_loading(),
         };
         // A job that is not taken is dropped, which publishes its blocks as invalid.
         self.loads_queue.push(job, self.patience());
@@ -467,6 +459,9 @@ impl WorkerSide for StoreWorker {
         let micros = std::mem::take(&mut step.computed).as_micros();
         results.compute_micros = u64::try_from(micros).unwrap_or(u64::MAX);
         if let Some(board) = step.board.take() {
+            // Of a step that was left in the middle nothing more is loaded, and what is missing is void.
+            board.run_free();
+            board.update(Convergence::abort);
             results.invalid_blocks = board.look(|state| state.invalid().iter().copied().collect());
             results.loaded_bytes = board.loaded_bytes.load(Ordering::Relaxed);
             results.load_micros = board.load_micros.load(Ordering::Relaxed);
@@ -480,6 +475,7 @@ impl WorkerSide for StoreWorker {
         };
         if let Some(board) = &step.board {
             board.run_free();
+            board.update(Convergence::abort);
         }
         if let Some(save) = step.save.as_ref().filter(|save| !save.ended) {
             // The step was left in the middle: what it had to save is not whole.

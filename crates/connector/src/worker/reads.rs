@@ -23,6 +23,8 @@ pub(crate) struct Done {
     /// Bytes read from the store.
     pub(crate) bytes: u64,
     pub(crate) took: Duration,
+    /// Bytes that were asked for.
+    pub(crate) asked: u64,
 }
 
 type Reading = std::pin::Pin<Box<dyn Future<Output = Vec<Result<ReadDone, StoreError>>> + Send>>;
@@ -38,6 +40,7 @@ pub(crate) struct Call {
     within: Vec<(u64, u64)>,
     reading: Reading,
     begun: Instant,
+    asked: u64,
 }
 
 struct Copy {
@@ -81,13 +84,17 @@ impl Call {
             let targets = copies.iter().map(|copy| copy.targets.len() as u64).sum();
             shared.counters.fanned_out_blocks.add(targets);
         }
+        let begun = Instant::now();
+        let asked = job.caches.layer_len(layer) * reads.len() as u64;
+        shared.prefetch.lock().ask(asked, begun);
         Some(Self {
             layer,
             rows: rows.iter().map(|(row, _)| *row).collect(),
             reads: of_row,
             copies,
             within,
-            begun: Instant::now(),
+            begun,
+            asked,
             reading: Box::pin(shared.store.read_ranges(reads)),
         })
     }
@@ -129,6 +136,7 @@ impl Call {
             results,
             bytes,
             took: self.begun.elapsed(),
+            asked: self.asked,
         }
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! A job is a step's loads: distinct objects, each with the blocks that need it. Its sessions are opened
 //! tile by tile ([`window`](crate::window)); within a tile, layers are asked for in order, as far ahead
-//! of the computation as the controller says, several at a time. What fails fails its row: its blocks
-//! are published as invalid, and later layers leave it out. Sessions end when every read of the tile
-//! has come back. Dropping the job, finished or not, aborts what has not arrived.
+//! of the computation as the controller says, several at a time but no more than keeps the link busy. What
+//! fails fails its row: its blocks are published as invalid, and later layers leave it out. Sessions end
+//! when every read of the tile has come back. Dropping the job, finished or not, aborts what has not arrived.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Epoch;
@@ -24,7 +24,7 @@ use super::board::Receiving;
 use super::caches::Caches;
 use super::queue::Queue;
 use super::reads::{Call, Done};
-use super::shared::{Shared, reached};
+use super::shared::{Loading, Shared, reached};
 use super::staging::Staging;
 use crate::audit::Operation;
 use crate::batcher::CallReport;
@@ -43,6 +43,8 @@ pub(crate) struct LoadJob {
     pub(crate) requests: Vec<RequestId>,
     /// Earlier computation no longer uses the blocks.
     pub(crate) ready: Event,
+    /// Goes last, when nothing is read any more.
+    pub(crate) loading: Loading,
 }
 
 /// One object of it. Its blocks are on the board, under the same index.
@@ -74,6 +76,7 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
             .0
             .look(crate::convergence::Convergence::loaded_blocks);
         shared.counters.loaded_blocks.add(loaded as u64);
+        drop(job.loading);
     }
 }
 
@@ -152,14 +155,22 @@ impl Load<'_> {
         let sessions = self.open(&rows, !tile.last).await;
         let mut flights: JoinSet<Done> = JoinSet::new();
         let mut next = tile.layers.start;
+        self.shared.prefetch.lock().clear();
         // The computation passes none of these layers before all rows have it: it can be followed layer by
         // layer only where no rows are left to come.
         let follow = tile.rows.end == self.job.rows.len();
         while next < tile.layers.end || !flights.is_empty() {
+            let mut pause = None;
             if next < tile.layers.end && (!follow || self.is_near(next)) {
-                self.ask(next, &sessions, &mut flights);
-                next += 1;
-                continue;
+                let room = self.shared.prefetch.lock().has_room(Instant::now());
+                match room {
+                    Err(wait) if !flights.is_empty() => pause = wait,
+                    _ => {
+                        self.ask(next, &sessions, &mut flights);
+                        next += 1;
+                        continue;
+                    }
+                }
             }
             tokio::select! {
                 Some(done) = flights.join_next(), if !flights.is_empty() => match done {
@@ -170,6 +181,7 @@ impl Load<'_> {
                         board.update(crate::convergence::Convergence::abort);
                     }
                 },
+                () = rest(pause), if pause.is_some() => {}
                 moved = self.cursor.changed(), if next < tile.layers.end => {
                     if moved.is_err() {
                         return;
@@ -181,7 +193,8 @@ impl Load<'_> {
             self.note(Operation::GetEnd, *row, None, None);
         }
         let sessions = sessions.into_iter().map(|(_, session)| session).collect();
-        self.shared.store.end_gets(sessions).await;
+        // Nobody waits for the leases: what is read next is another tile's, or another step's.
+        self.shared.store.release_gets(sessions);
     }
 
     /// Opens the sessions of these rows; what can't be opened fails.
@@ -283,7 +296,8 @@ impl Load<'_> {
                 .filter(|error| passing(error))
                 .count(),
         });
-        self.shared.prefetch.lock().note_transfer(done.took);
+        let now = Instant::now();
+        self.shared.prefetch.lock().land(done.asked, done.took, now);
         self.note_loaded(done.bytes);
         for (at, &row) in done.rows.iter().enumerate() {
             let error = done.results.get(at).and_then(Option::as_ref);
@@ -337,6 +351,14 @@ impl Load<'_> {
                 return;
             }
         }
+    }
+}
+
+/// So long, or for ever.
+async fn rest(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
     }
 }
 

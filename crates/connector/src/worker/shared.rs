@@ -42,6 +42,19 @@ pub(crate) struct Shared {
     pub(crate) saves_told: Notify,
     tracker: Mutex<Tracker<ObjectKey>>,
     settled: Condvar,
+    /// Jobs whose reads may be under way.
+    loading: Mutex<usize>,
+    quiet: Condvar,
+}
+
+/// A job's reads may be under way as long as this lives.
+pub(crate) struct Loading(Arc<Shared>);
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        *self.0.loading.lock() -= 1;
+        self.0.quiet.notify_all();
+    }
 }
 
 impl Shared {
@@ -69,7 +82,27 @@ impl Shared {
             saves_told: Notify::new(),
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
+            loading: Mutex::new(0),
+            quiet: Condvar::new(),
         }
+    }
+
+    /// Reads begin.
+    pub(crate) fn begin_loading(self: &Arc<Self>) -> Loading {
+        *self.loading.lock() += 1;
+        Loading(Arc::clone(self))
+    }
+
+    /// Waits until no reads are under way, but no longer than this. `false`: some are.
+    pub(crate) fn wait_quiet(&self, at_most: Duration) -> bool {
+        let until = Instant::now() + at_most;
+        let mut loading = self.loading.lock();
+        while *loading > 0 {
+            if self.quiet.wait_until(&mut loading, until).timed_out() {
+                break;
+            }
+        }
+        *loading == 0
     }
 
     /// The place of a block's object in its prefix, as look-ups count it: all ranks of a block together. So

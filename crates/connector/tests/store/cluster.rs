@@ -30,6 +30,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start() -> Self {
+        Self::with(16 << 20).await
+    }
+
+    /// One node with so much memory.
+    pub(crate) async fn with(bytes: u64) -> Self {
         let mut config = MasterConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tick: Duration::from_millis(10),
@@ -50,7 +55,7 @@ impl Cluster {
             .await
             .expect("the master is up");
         let segments = vec![SegmentSpec {
-            len: 16 << 20,
+            len: bytes,
             huge_pages: false,
         }];
         let node = Node::start(NodeConfig { segments }, engine.clone(), link.clone())

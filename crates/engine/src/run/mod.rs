@@ -7,7 +7,9 @@
 //! ```
 //!
 //! One thread calls [`Engine`]. A step is synchronous: planned, computed by all ranks, and applied. A rank
-//! that fails ends the engine: every later call says so, and all its requests have failed.
+//! for which the connector does not come to an end in time makes the step's loads void: its requests start
+//! over or fail, as the policy says, and the blocks they loaded into rest until nothing is read into them any
+//! more. A rank that fails ends the engine: every later call says so, and all its requests have failed.
 
 mod rank;
 pub mod timeline;
@@ -344,7 +346,7 @@ impl Engine {
     fn try_step(&mut self) -> Result<Progress, EngineError> {
         let plan = self.scheduler.plan(link(&mut self.connector))?;
         if plan.is_empty() {
-            if self.open() == 0 {
+            if self.open() == 0 && !self.scheduler.holds() {
                 return Ok(Progress::Idle);
             }
             // The workers wait where saves are under way.
@@ -368,9 +370,12 @@ impl Engine {
         let mut logits = Vec::new();
         let mut results = Vec::new();
         let mut trouble = None;
+        let (mut late, mut loading) = (false, false);
         for output in outputs {
             match output {
                 Ok(output) => {
+                    late |= output.late;
+                    loading |= output.loading;
                     if output.rank == 0 {
                         logits = output.logits;
                     }
@@ -389,12 +394,26 @@ impl Engine {
         if let Some(error) = trouble {
             return Err(error);
         }
+        if !loading {
+            self.scheduler.let_go();
+        }
+        if let (true, Some(step)) = (late, &work.metadata) {
+            let void = self.scheduler.hold(step);
+            for result in &mut results {
+                result.invalid_blocks.extend(&void);
+            }
+        }
         let absorbed = match &mut self.connector {
             Some(connector) => connector.absorb(&results),
             None => Absorbed::default(),
         };
         self.scheduler
             .apply(&plan, logits, &absorbed, link(&mut self.connector));
+        if late {
+            for (id, _) in &absorbed.recompute {
+                self.preempt(id);
+            }
+        }
         Ok(if plan.is_empty() {
             Progress::Waited
         } else {

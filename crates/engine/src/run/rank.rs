@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use layercake_connector::ConnectorError;
 use layercake_connector::contract::{HostEvent, StepMetadata, WorkerResults, WorkerSide};
 use layercake_connector::stats::ConnectorStats;
 use layercake_connector::worker::StoreWorker;
@@ -30,6 +31,10 @@ pub(super) struct Output {
     pub(super) logits: Vec<Option<Logits>>,
     pub(super) results: Option<WorkerResults>,
     pub(super) stats: Option<ConnectorStats>,
+    /// The connector did not come to an end in time: what the step was to load is void.
+    pub(super) late: bool,
+    /// Something may still be read into the cache.
+    pub(super) loading: bool,
 }
 
 /// A rank's thread, seen from the engine.
@@ -134,16 +139,18 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
         worker: parts.worker.as_mut().filter(|_| work.metadata.is_some()),
         layer_time: parts.layer_time,
         timeline: parts.timeline.as_ref(),
+        late: false,
         began: Instant::now(),
         spent: Duration::ZERO,
     };
     if let (Some(worker), Some(metadata)) = (&mut hooks.worker, &work.metadata) {
         // This engine computes on the thread that calls: whatever it calls after is done.
-        worker.start_load(metadata, HostEvent::done())?;
+        hooks.late = is_late(worker.start_load(metadata, HostEvent::done()))?;
     }
     let logits = if work.batch.is_empty() {
         if let Some(worker) = &hooks.worker {
             worker.wait_for_ends(IDLE);
+            worker.wait_for_loads(IDLE);
         }
         Vec::new()
     } else {
@@ -152,21 +159,41 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
             .model
             .forward(&work.batch, &mut parts.port, &mut hooks)?
     };
-    let results = match hooks.worker {
-        Some(worker) => {
-            worker.wait_for_save(HostEvent::done())?;
-            let results = worker.take_results();
-            worker.clear_metadata();
-            Some(results)
-        }
-        None => None,
-    };
+    let mut late = hooks.late;
+    let mut results = None;
+    let mut loading = false;
+    if let (Some(worker), Some(metadata)) = (hooks.worker, &work.metadata) {
+        late = late || is_late(worker.wait_for_save(HostEvent::done()))?;
+        let taken = worker.take_results();
+        worker.clear_metadata();
+        results = Some(WorkerResults {
+            // A step that was late from the start has none.
+            step: metadata.step,
+            ..taken
+        });
+        loading = !worker.wait_for_loads(Duration::ZERO);
+    }
     Ok(Output {
         rank: parts.port.rank(),
         logits,
         results,
         stats: parts.worker.as_ref().map(StoreWorker::stats),
+        late,
+        loading,
     })
+}
+
+/// Whether a call of the connector's was not over in time. Then the step is computed to its end, for the
+/// other ranks, but without the connector, and what it was to load counts as void.
+fn is_late<T>(result: Result<T, ConnectorError>) -> Result<bool, EngineError> {
+    match result {
+        Ok(_) => Ok(false),
+        Err(error @ ConnectorError::Deadline { .. }) => {
+            tracing::warn!(%error, "a step goes on without the connector");
+            Ok(true)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The connector's place in a step.
@@ -174,6 +201,8 @@ struct Hooks<'a> {
     worker: Option<&'a mut StoreWorker>,
     layer_time: Duration,
     timeline: Option<&'a Timeline>,
+    /// The connector was late: it is not asked any more.
+    late: bool,
     /// When what goes on now began.
     began: Instant,
     /// Time for which this layer has been computed.
@@ -197,17 +226,17 @@ impl Hooks<'_> {
 impl LayerHooks for Hooks<'_> {
     fn before(&mut self, layer: u32) -> Result<(), EngineError> {
         self.note(layer, Activity::Compute);
-        if let Some(worker) = &mut self.worker {
+        if let Some(worker) = self.worker.as_mut().filter(|_| !self.late) {
             // What failed comes back with the results; the layer is computed all the same, and what
             // follows from void bytes is thrown away then.
-            worker.wait_for_layer(layer)?;
+            self.late = is_late(worker.wait_for_layer(layer))?;
             self.note(layer, Activity::Wait);
         }
         Ok(())
     }
 
     fn written(&mut self, layer: u32) -> Result<(), EngineError> {
-        if let Some(worker) = &mut self.worker {
+        if let Some(worker) = self.worker.as_mut().filter(|_| !self.late) {
             worker.save_layer(layer, HostEvent::done())?;
         }
         Ok(())

@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 
 use layercake_connector::contract::{
     Absorbed, BlockId, FreeBlocks, Matched, RequestId, RequestView, ScheduledRequest,
-    SchedulerSide, StepMetadata, StepPlan,
+    SchedulerSide, Span, StepMetadata, StepPlan,
 };
 
 use self::pool::BlockPool;
@@ -73,6 +73,8 @@ pub(crate) struct Scheduler {
     draining: HashMap<RequestId, Vec<BlockId>>,
     preempted: Vec<RequestId>,
     ended: Vec<Ended>,
+    /// Blocks that something may still be read into.
+    held: Vec<BlockId>,
 }
 
 impl Plan {
@@ -91,6 +93,7 @@ impl Scheduler {
             draining: HashMap::new(),
             preempted: Vec::new(),
             ended: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -370,6 +373,30 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// Keeps the blocks from others that a step loads, until [`let_go`](Self::let_go). These blocks.
+    pub(crate) fn hold(&mut self, step: &StepMetadata) -> Vec<BlockId> {
+        let mut blocks = Vec::new();
+        for request in &step.requests {
+            let table = self.running(&request.request).map(|s| &s.table[..]);
+            let loaded = request.load.iter().flat_map(Span::iter);
+            let loaded = loaded.filter_map(|(index, _)| table?.get(index as usize));
+            blocks.extend(loaded);
+        }
+        self.pool.share(&blocks);
+        self.held.extend(&blocks);
+        blocks
+    }
+
+    /// Nothing is read into the blocks any more that were held.
+    pub(crate) fn let_go(&mut self) {
+        self.pool.release(&std::mem::take(&mut self.held));
+    }
+
+    /// Whether blocks are held.
+    pub(crate) fn holds(&self) -> bool {
+        !self.held.is_empty()
     }
 
     /// Only the first `tokens` tokens of the request's cache are good.

@@ -3,6 +3,7 @@
 mod cluster;
 mod equal;
 mod faults;
+mod late;
 mod network;
 mod random;
 mod ranks;

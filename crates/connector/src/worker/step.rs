@@ -1,0 +1,27 @@
+//! What the thread that computes knows of the step it is in.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::board::Board;
+use super::sender::SaveStep;
+use crate::contract::RequestId;
+
+/// The step that computes.
+pub(super) struct Step {
+    pub(super) number: u64,
+    pub(super) requests: Vec<RequestId>,
+    pub(super) board: Option<Arc<Board>>,
+    pub(super) save: Option<Save>,
+    /// When the layer that computes began to.
+    pub(super) computing: Option<Instant>,
+    pub(super) computed: Duration,
+    pub(super) waited: Duration,
+}
+
+pub(super) struct Save {
+    /// What the sender was given.
+    pub(super) step: Arc<SaveStep>,
+    pub(super) handed: Vec<bool>,
+    pub(super) ended: bool,
+}
