@@ -11,7 +11,7 @@ const LAYERS: usize = 48;
 const COMPUTE: f64 = 400.0;
 const LAYER_BYTES: u64 = 4 << 20;
 /// Steps that are counted, and those before them in which the controller gets to know the link.
-const STEPS: usize = 20;
+const STEPS: usize = 40;
 const WARM_UP: usize = 10;
 
 /// A transport as the simulation sees it. Whatever is under way has an equal share of the link, or waits for
