@@ -171,6 +171,14 @@ impl Inbox {
 
     /// The next frame, if it is there as a whole.
     pub fn take<M: Message + Default>(&mut self) -> Result<Option<Frame<M>>, LaneError> {
+        self.take_with(|bytes| M::decode(bytes))
+    }
+
+    /// As [`take`](Self::take); the message is what `decode` makes of its bytes.
+    pub fn take_with<M>(
+        &mut self,
+        decode: impl FnOnce(&[u8]) -> Result<M, DecodeError>,
+    ) -> Result<Option<Frame<M>>, LaneError> {
         let bytes = &self.bytes[self.start..self.end];
         let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else {
             return Ok(None);
@@ -186,9 +194,7 @@ impl Inbox {
         let frame = if len == 0 {
             Frame::Empty
         } else {
-            Frame::Message(
-                M::decode(message).map_err(|source| LaneError::NoMessage { len, source })?,
-            )
+            Frame::Message(decode(message).map_err(|source| LaneError::NoMessage { len, source })?)
         };
         self.start += HEAD + len;
         Ok(Some(frame))

@@ -238,6 +238,15 @@ pub struct ObjectRef {
     pub generation: Generation,
 }
 
+/// The same, where the key lies in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VersionRef<'a> {
+    /// The key.
+    pub key: &'a str,
+    /// The reservation that made it.
+    pub generation: Generation,
+}
+
 /// What an existence query found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Presence {

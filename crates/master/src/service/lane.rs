@@ -15,14 +15,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use layercake_protocol::convert::MAX_MESSAGE_BYTES;
+use layercake_protocol::convert::{ListedFrame, MAX_MESSAGE_BYTES};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::lane::{
     EMPTY, Frame, Inbox, LaneError, MAX_GREETING_BYTES, SILENCE, put_frame,
 };
 use layercake_protocol::wire::lane_answer::Answer;
 use layercake_protocol::wire::master_frame::Response;
-use layercake_protocol::wire::{ClientFrame, LaneAnswer, MasterFrame};
+use layercake_protocol::wire::{LaneAnswer, MasterFrame};
+use prost::DecodeError;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Interval, MissedTickBehavior, timeout};
 use tokio_stream::Stream;
@@ -208,12 +209,13 @@ impl<IO> Carrier<IO> {
 
 impl<IO: AsyncRead + Unpin> Carrier<IO> {
     /// The next message, or the end of the stream.
-    fn poll_frame<M: prost::Message + Default>(
+    fn poll_frame<M>(
         &mut self,
         cx: &mut Context<'_>,
+        decode: impl Fn(&[u8]) -> Result<M, DecodeError>,
     ) -> Poll<io::Result<Option<M>>> {
         loop {
-            match self.inbox.take() {
+            match self.inbox.take_with(&decode) {
                 Ok(Some(Frame::Message(message))) => return Poll::Ready(Ok(Some(message))),
                 Ok(Some(Frame::Empty)) => {
                     self.asked = true;
@@ -245,7 +247,8 @@ impl<IO: AsyncRead + Unpin> Carrier<IO> {
 
     /// A message of the greeting.
     async fn read<M: prost::Message + Default>(&mut self) -> io::Result<M> {
-        let message = std::future::poll_fn(|cx| self.poll_frame(cx)).await?;
+        let message =
+            std::future::poll_fn(|cx| self.poll_frame(cx, |bytes| M::decode(bytes))).await?;
         message.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 }
@@ -281,9 +284,10 @@ impl<IO: AsyncWrite + Unpin> Carrier<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> Stream for Carrier<IO> {
-    type Item = io::Result<ClientFrame>;
+    type Item = io::Result<ListedFrame>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.get_mut().poll_frame(cx).map(Result::transpose)
+        let frame = self.get_mut().poll_frame(cx, ListedFrame::decode);
+        frame.map(Result::transpose)
     }
 }

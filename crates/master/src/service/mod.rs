@@ -30,11 +30,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use layercake_protocol::convert::Context;
+use layercake_protocol::convert::{Context, ListedFrame};
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::Term;
+use layercake_protocol::wire::MasterFrame;
 use layercake_protocol::wire::master_frame::Response;
-use layercake_protocol::wire::{ClientFrame, MasterFrame};
 use prometheus_client::registry::Registry;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -111,15 +111,16 @@ impl Core {
 
     /// Carries a request out and makes its answer. `may_wait` is false where too many calls wait already:
     /// then the time of one more is over at once.
-    async fn answer(self: Arc<Self>, frame: ClientFrame, may_wait: bool) -> MasterFrame {
+    async fn answer(self: Arc<Self>, listed: ListedFrame, may_wait: bool) -> MasterFrame {
         let begun = Instant::now();
+        let ListedFrame { frame, list } = &listed;
         let method = Method::of(frame.request.as_ref());
         let request_id = frame
             .context
             .as_ref()
             .map_or(0, |context| context.request_id);
-        let asked = self.metrics.calls.ask(frame.request.as_ref());
-        let result = self.carry_out(frame, may_wait).await;
+        let asked = self.metrics.calls.ask(frame.request.as_ref(), list.len());
+        let result = self.carry_out(listed, may_wait).await;
         if let Some(asked) = asked {
             self.metrics.calls.answered(asked, &result);
         }
@@ -134,12 +135,13 @@ impl Core {
 
     async fn carry_out(
         self: &Arc<Self>,
-        frame: ClientFrame,
+        listed: ListedFrame,
         may_wait: bool,
     ) -> Result<Response, Refusal> {
         if self.closing.is_cancelled() {
             return Err(Refusal::ShuttingDown);
         }
+        let ListedFrame { frame, list } = listed;
         let context: Context = frame
             .context
             .ok_or(WireError::Missing { field: "context" })?
@@ -147,7 +149,7 @@ impl Core {
         let request = frame
             .request
             .ok_or(WireError::Missing { field: "request" })?;
-        calls::carry_out(self, &context, request, may_wait).await
+        calls::carry_out(self, &context, request, &list, may_wait).await
     }
 
     /// Carries out what the state machine asks for.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use layercake_protocol::convert::MAX_MESSAGE_BYTES;
+use layercake_protocol::convert::{ListedFrame, MAX_MESSAGE_BYTES};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::{KeyError, ObjectKey, Tenant};
 use layercake_protocol::wire;
@@ -172,9 +172,9 @@ impl Master for MasterService {
     ) -> Result<Response<wire::MasterFrame>, Status> {
         self.admit(request.metadata())
             .map_err(|refusal| Status::from(&refusal))?;
-        let frame = request.into_inner();
+        let frame = ListedFrame::from(request.into_inner());
         let waits = matches!(
-            frame.request,
+            frame.frame.request,
             Some(Call::WaitComplete(_) | Call::Unmount(_))
         );
         let answer = Arc::clone(&self.core).answer(frame, true);

@@ -16,6 +16,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use layercake_protocol::convert::ListedFrame;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::ClientId;
 use layercake_protocol::wire::client_frame::Request;
@@ -117,15 +118,15 @@ impl<S> Conversation<S> {
     }
 
     /// Begins a request; the answer, if it is there at once.
-    fn take(&mut self, frame: ClientFrame, cx: &mut Context<'_>) -> Option<MasterFrame> {
-        if let Err(refusal) = self.identify(&frame) {
+    fn take(&mut self, frame: ListedFrame, cx: &mut Context<'_>) -> Option<MasterFrame> {
+        if let Err(refusal) = self.identify(&frame.frame) {
             return Some(MasterFrame {
-                request_id: frame.context.map_or(0, |context| context.request_id),
+                request_id: frame.frame.context.map_or(0, |context| context.request_id),
                 term: self.core.term.0,
                 response: Some(Response::Error((&refusal).into())),
             });
         }
-        let kind = match frame.request {
+        let kind = match frame.frame.request {
             Some(Request::WaitComplete(_) | Request::Unmount(_)) => Kind::Wait,
             _ => Kind::Batch,
         };
@@ -181,9 +182,10 @@ impl<S> Conversation<S> {
     }
 }
 
-impl<S, E> Conversation<S>
+impl<S, F, E> Conversation<S>
 where
-    S: Stream<Item = Result<ClientFrame, E>> + Unpin,
+    S: Stream<Item = Result<F, E>> + Unpin,
+    F: Into<ListedFrame>,
 {
     /// The next answer or command; `None`: all is said.
     pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<MasterFrame>> {
@@ -202,7 +204,7 @@ where
                 None
             } else {
                 match Pin::new(&mut self.requests).poll_next(cx) {
-                    Poll::Ready(Some(Ok(frame))) => Some(frame),
+                    Poll::Ready(Some(Ok(frame))) => Some(frame.into()),
                     // A broken stream is the client's to notice: it opens another.
                     Poll::Ready(Some(Err(_)) | None) => {
                         self.over = true;

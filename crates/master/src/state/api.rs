@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use layercake_protocol::command::{DropSessions, Fence};
 use layercake_protocol::endpoint::{Endpoint, HostId};
-use layercake_protocol::ids::{ClientId, EngineId, SegmentId};
+use layercake_protocol::ids::{ClientId, EngineId, Generation, SegmentId};
 use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig, VersionRef};
 use layercake_protocol::report::ObjectStat;
 
 /// Where a process runs, as far as nearness to a segment goes.
@@ -49,11 +49,11 @@ pub enum Probe {
 
 /// An existence query.
 #[derive(Clone, Copy, Debug)]
-pub struct Exists<'a> {
+pub struct Exists<'a, K = ObjectKey> {
     /// What is asked.
     pub probe: Probe,
     /// The keys, in prefix order.
-    pub keys: &'a [ObjectKey],
+    pub keys: &'a [K],
     /// When the request touches them.
     pub recency: Recency,
     /// Stop at the first key that is not there: the answer then ends with it, the rest is unprobed.
@@ -66,9 +66,9 @@ pub struct Exists<'a> {
 
 /// Reads of several objects, to be leased.
 #[derive(Clone, Copy, Debug)]
-pub struct GetStart<'a> {
+pub struct GetStart<'a, K = ObjectKey> {
     /// The keys, in prefix order.
-    pub keys: &'a [ObjectKey],
+    pub keys: &'a [K],
     /// When the request touches them.
     pub recency: Recency,
     /// Open a session: the lease belongs to (client, object), can be renewed and given back. Opening
@@ -76,6 +76,35 @@ pub struct GetStart<'a> {
     pub session: bool,
     /// Segments that the caller can't reach: replicas there don't count.
     pub unreachable: &'a [SegmentId],
+}
+
+/// One version of an object, as a caller has it.
+pub trait Version {
+    /// The object's key.
+    fn key(&self) -> &str;
+
+    /// The reservation that made the version.
+    fn generation(&self) -> Generation;
+}
+
+impl Version for ObjectRef {
+    fn key(&self) -> &str {
+        self.key.as_str()
+    }
+
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+impl Version for VersionRef<'_> {
+    fn key(&self) -> &str {
+        self.key
+    }
+
+    fn generation(&self) -> Generation {
+        self.generation
+    }
 }
 
 /// Reservations of several objects under one configuration.

@@ -78,7 +78,7 @@ use self::tenants::Tenants;
 
 pub use self::api::{
     Amount, Caller, Counters, Event, Exists, Gauges, GetStart, HeartbeatAnswer, Joined, List,
-    Listing, Location, Probe, PutBatch, TenantStat, Terms, UnmountProgress,
+    Listing, Location, Probe, PutBatch, TenantStat, Terms, UnmountProgress, Version,
 };
 pub use self::config::{ConfigError, StateConfig, Strategy, Tenancy};
 pub use self::moment::Moment;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{ClientId, Epoch, Generation};
-use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, ReplicateConfig};
+use layercake_protocol::replica::{PutStart, PutStarted, Replica, ReplicateConfig};
 
 use super::State;
-use super::api::{Caller, Location, PutBatch};
+use super::api::{Caller, Location, PutBatch, Version};
 use super::effects::{Effects, Extent, Fate};
 use super::groups::Handle;
 use super::moment::Moment;
@@ -258,11 +258,11 @@ impl State {
     ///
     /// [`Refusal::Superseded`]: somebody else has the key; [`Refusal::NotFound`]: the session was dropped and
     /// nobody has it; [`Refusal::Unreachable`]: every segment that it wrote to is gone.
-    pub fn put_end(
+    pub fn put_end<V: Version>(
         &self,
         now: Moment,
         caller: &Caller,
-        objects: &[ObjectRef],
+        objects: &[V],
         epoch: Epoch,
     ) -> Vec<Result<(), Refusal>> {
         self.members.heard(now, caller.client);
@@ -272,7 +272,7 @@ impl State {
         let answers = self
             .with_versions(caller, objects, |shard, named, object| {
                 let alive = |place| view.is_alive(place);
-                let generation = object.generation;
+                let generation = object.generation();
                 let client = caller.client;
                 let fresh = shard.commit(
                     (now, epoch),
@@ -296,17 +296,17 @@ impl State {
     /// can be used again at once, even where they were taken away before. Repeating it is harmless.
     ///
     /// [`Refusal::AlreadyExists`]: it was committed; [`Refusal::Superseded`]: somebody else has the key.
-    pub fn put_revoke(
+    pub fn put_revoke<V: Version>(
         &self,
         now: Moment,
         caller: &Caller,
-        objects: &[ObjectRef],
+        objects: &[V],
     ) -> Vec<Result<(), Refusal>> {
         let answers = self.give_up(now, caller, objects, Shard::revoke);
         let mut freed = Vec::new();
         let mut fences = self.fences.lock();
         for object in objects {
-            fences.confirm(caller.client, object.generation, &mut freed);
+            fences.confirm(caller.client, object.generation(), &mut freed);
         }
         drop(fences);
         Self::release(freed);
@@ -316,25 +316,25 @@ impl State {
     /// As [`put_revoke`](Self::put_revoke), by a writer that can't know whether a transfer is in flight, since
     /// the owner of the memory did not answer: the memory is kept until the node has fenced it, whatever
     /// the writer says later.
-    pub fn put_abandon(
+    pub fn put_abandon<V: Version>(
         &self,
         now: Moment,
         caller: &Caller,
-        objects: &[ObjectRef],
+        objects: &[V],
     ) -> Vec<Result<(), Refusal>> {
         let answers = self.give_up(now, caller, objects, Shard::abandon);
         let mut fences = self.fences.lock();
         for object in objects {
-            fences.doubt(caller.client, object.generation);
+            fences.doubt(caller.client, object.generation());
         }
         answers
     }
 
-    fn give_up(
+    fn give_up<V: Version>(
         &self,
         now: Moment,
         caller: &Caller,
-        objects: &[ObjectRef],
+        objects: &[V],
         end: GiveUp,
     ) -> Vec<Result<(), Refusal>> {
         self.members.heard(now, caller.client);
@@ -342,7 +342,7 @@ impl State {
         let mut revoked = 0;
         let answers: Vec<_> = self
             .with_versions(caller, objects, |shard, named, object| {
-                let (generation, client) = (object.generation, caller.client);
+                let (generation, client) = (object.generation(), caller.client);
                 end(shard, named, generation, client, &mut effects)?;
                 revoked += 1;
                 Ok(())

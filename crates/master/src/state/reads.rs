@@ -5,10 +5,10 @@ use std::sync::Arc;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::{GetStarted, ObjectRef, Presence, Replica};
+use layercake_protocol::replica::{GetStarted, Presence, Replica};
 
 use super::State;
-use super::api::{Caller, Exists, GetStart, Location, Probe};
+use super::api::{Caller, Exists, GetStart, Location, Probe, Version};
 use super::effects::Effects;
 use super::moment::Moment;
 use super::segments::View;
@@ -22,11 +22,11 @@ pub(super) fn prefix_index(first: u32, position: usize) -> u32 {
 impl State {
     /// Probes keys. The answer is as long as the keys, or ends with the first miss where that was asked.
     /// Returns the epoch that was used, too.
-    pub fn exists(
+    pub fn exists<K: AsRef<str>>(
         &self,
         now: Moment,
         caller: &Caller,
-        query: &Exists<'_>,
+        query: &Exists<'_, K>,
     ) -> (Vec<Presence>, Epoch) {
         let epoch = self.epoch(query.recency.epoch);
         let view = self.pool.view();
@@ -39,7 +39,7 @@ impl State {
             let hash = hashes.as_mut().and_then(Iterator::next);
             let presence = tenant.zip(hash).map_or(Presence::Absent, |(tenant, hash)| {
                 let mut shard = self.shard(hash.shard);
-                let Some(slot) = shard.find(hash.tag, tenant, key.as_str()) else {
+                let Some(slot) = shard.find(hash.tag, tenant, key.as_ref()) else {
                     return Presence::Absent;
                 };
                 let entry = shard.entry_mut(slot);
@@ -64,11 +64,11 @@ impl State {
     }
 
     /// Finds and leases objects, one answer per key. Sessions need a caller that has joined.
-    pub fn get_start(
+    pub fn get_start<K: AsRef<str>>(
         &self,
         now: Moment,
         caller: &Caller,
-        query: &GetStart<'_>,
+        query: &GetStart<'_, K>,
     ) -> (Vec<Result<GetStarted, Refusal>>, Epoch) {
         let epoch = self.epoch(query.recency.epoch);
         let known = self.members.heard(now, caller.client);
@@ -94,7 +94,7 @@ impl State {
             let hash = hashes.as_mut().and_then(Iterator::next);
             answers.push(match tenant.zip(hash) {
                 Some((tenant, hash)) => {
-                    self.read(&mut reading, (tenant, hash), key, (epoch, index))
+                    self.read(&mut reading, (tenant, hash), key.as_ref(), (epoch, index))
                 }
                 None => Err(Refusal::NotFound),
             });
@@ -109,13 +109,11 @@ impl State {
         &self,
         reading: &mut Reading<'_>,
         (tenant, hash): (u32, KeyHash),
-        key: &ObjectKey,
+        key: &str,
         (epoch, index): (Epoch, u32),
     ) -> Result<GetStarted, Refusal> {
         let mut shard = self.shard(hash.shard);
-        let slot = shard
-            .find(hash.tag, tenant, key.as_str())
-            .ok_or(Refusal::NotFound)?;
+        let slot = shard.find(hash.tag, tenant, key).ok_or(Refusal::NotFound)?;
         let entry = shard.entry_mut(slot);
         if entry.is_open() {
             return Err(Refusal::NotReady);
@@ -146,11 +144,11 @@ impl State {
     ///
     /// [`Refusal::AlreadyExists`]: it is complete; [`Refusal::NotReady`]: it is being written, and nothing is
     /// published.
-    pub fn unfinished(
+    pub fn unfinished<K: AsRef<str>>(
         &self,
         now: Moment,
         caller: &Caller,
-        query: &GetStart<'_>,
+        query: &GetStart<'_, K>,
     ) -> Vec<Result<GetStarted, Refusal>> {
         let known = self.members.heard(now, caller.client);
         let view = self.pool.view();
@@ -166,10 +164,10 @@ impl State {
         let tenant = self.tenants.find(&caller.tenant);
         let keys = query.keys.iter();
         keys.map(|key| {
-            let tenant = tenant.ok_or(Refusal::NotFound)?;
-            let hash = self.hasher.hash(tenant, key.as_str());
+            let (key, tenant) = (key.as_ref(), tenant.ok_or(Refusal::NotFound)?);
+            let hash = self.hasher.hash(tenant, key);
             let shard = self.shard(hash.shard);
-            let slot = shard.find(hash.tag, tenant, key.as_str());
+            let slot = shard.find(hash.tag, tenant, key);
             let slot = slot.ok_or(Refusal::NotFound)?;
             let entry = shard.entry(slot);
             if !entry.is_open() {
@@ -192,11 +190,11 @@ impl State {
 
     /// Renews the leases of open get sessions, on the version they opened. A session whose version lost its
     /// name keeps it as long as it renews in time.
-    pub fn renew(
+    pub fn renew<V: Version>(
         &self,
         now: Moment,
         caller: &Caller,
-        objects: &[ObjectRef],
+        objects: &[V],
     ) -> Vec<Result<(), Refusal>> {
         if self.members.heard(now, caller.client).is_none() {
             return objects
@@ -206,7 +204,7 @@ impl State {
         }
         let answers: Vec<_> = self
             .with_versions(caller, objects, |shard, named, object| {
-                shard.renew(&self.config, now, named, object.generation, caller.client)
+                shard.renew(&self.config, now, named, object.generation(), caller.client)
             })
             .map(|answer| answer.unwrap_or(Err(Refusal::LeaseExpired)))
             .collect();
@@ -216,11 +214,11 @@ impl State {
     }
 
     /// Ends get sessions and gives their leases back. Ending twice is harmless.
-    pub fn get_end(&self, now: Moment, caller: &Caller, objects: &[ObjectRef]) {
+    pub fn get_end<V: Version>(&self, now: Moment, caller: &Caller, objects: &[V]) {
         self.members.heard(now, caller.client);
         let mut effects = Effects::default();
         self.with_versions(caller, objects, |shard, named, object| {
-            shard.end_session(now, named, object.generation, caller.client, &mut effects);
+            shard.end_session(now, named, object.generation(), caller.client, &mut effects);
         })
         .for_each(drop);
         self.carry_out(now, &mut effects);
@@ -243,18 +241,18 @@ impl State {
 
     /// Calls `change` for each object under its shard's lock, with the slot that its key names. `None` in
     /// the outcome: nothing was ever stored in this namespace.
-    pub(super) fn with_versions<'a, T>(
+    pub(super) fn with_versions<'a, V: Version, T>(
         &'a self,
         caller: &'a Caller,
-        objects: &'a [ObjectRef],
-        mut change: impl FnMut(&mut Shard, Option<u32>, &ObjectRef) -> T + 'a,
+        objects: &'a [V],
+        mut change: impl FnMut(&mut Shard, Option<u32>, &V) -> T + 'a,
     ) -> impl Iterator<Item = Option<T>> + 'a {
         let tenant = self.tenants.find(&caller.tenant);
-        let keys = objects.iter().map(|object| object.key.as_str());
+        let keys = objects.iter().map(Version::key);
         let mut hashes = tenant.map(|tenant| self.ahead(tenant, keys));
         objects.iter().map(move |object| {
             let (tenant, hash) = tenant.zip(hashes.as_mut()?.next())?;
-            let key = object.key.as_str();
+            let key = object.key();
             let mut shard = self.shard(hash.shard);
             let named = shard.find(hash.tag, tenant, key);
             Some(change(&mut shard, named, object))
@@ -262,8 +260,8 @@ impl State {
     }
 }
 
-fn texts(keys: &[ObjectKey]) -> impl ExactSizeIterator<Item = &str> {
-    keys.iter().map(ObjectKey::as_str)
+fn texts<K: AsRef<str>>(keys: &[K]) -> impl ExactSizeIterator<Item = &str> {
+    keys.iter().map(AsRef::as_ref)
 }
 
 /// The group of the entry is being evicted: nobody may begin to rely on it.
@@ -314,22 +312,25 @@ impl Reading<'_> {
     }
 
     fn replicas(&self, entry: &Entry) -> Vec<Replica> {
-        let places = entry.places.as_slice().iter();
-        let mut replicas: Vec<_> = places
-            .filter(|place| !self.unreachable.contains(&place.segment))
-            .filter_map(|place| {
-                let cell = self.view.cell(place.segment)?;
-                let replica = Replica {
-                    segment: cell.info.id,
-                    offset: place.offset(),
-                    header_len: entry.header_len,
-                    generation: entry.generation,
-                };
-                cell.is_mounted().then(|| (self.distance(cell), replica))
-            })
-            .collect();
-        replicas.sort_by_key(|(distance, _)| *distance);
-        replicas.into_iter().map(|(_, replica)| replica).collect()
+        let places = entry.places.as_slice();
+        let readable = places.iter().filter_map(|place| {
+            let cell = self.view.cell(place.segment)?;
+            let there = cell.is_mounted() && !self.unreachable.contains(&place.segment);
+            let replica = Replica {
+                segment: cell.info.id,
+                offset: place.offset(),
+                header_len: entry.header_len,
+                generation: entry.generation,
+            };
+            there.then_some((cell, replica))
+        });
+        let replica = |(_, replica)| replica;
+        if places.len() == 1 {
+            return readable.map(replica).collect();
+        }
+        let mut readable: Vec<_> = readable.collect();
+        readable.sort_by_key(|(cell, _)| self.distance(cell));
+        readable.into_iter().map(replica).collect()
     }
 
     /// 0: the same process; 1: the same host; 2: elsewhere; 3: perhaps nowhere.
@@ -352,7 +353,7 @@ mod tests {
     use layercake_protocol::ids::{
         Capability, ClientId, EngineId, Generation, MemoryKind, RegionId, SegmentId,
     };
-    use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig, Segment};
+    use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig, Segment};
 
     use super::super::{PutBatch, StateConfig};
     use super::*;

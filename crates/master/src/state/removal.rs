@@ -1,7 +1,7 @@
 //! Removal by request.
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::key::{ObjectKey, Tenant};
+use layercake_protocol::key::Tenant;
 
 use super::State;
 use super::effects::{Effects, Reason};
@@ -11,22 +11,22 @@ impl State {
     /// Removes complete objects. With `force` a lease does not keep the name; the memory is kept until the
     /// lease ends or is given back. A reservation belongs to its writer: it is [`Refusal::NotReady`] even
     /// with force.
-    pub fn remove(
+    pub fn remove<K: AsRef<str>>(
         &self,
         now: Moment,
         tenant: &Tenant,
-        keys: &[ObjectKey],
+        keys: &[K],
         force: bool,
     ) -> Vec<Result<(), Refusal>> {
         let mut effects = Effects::default();
         let tenant = self.tenants.find(tenant);
-        let mut remove = |key: &ObjectKey| {
+        let mut remove = |key: &K| {
+            let key = key.as_ref();
             let tenant = tenant.ok_or(Refusal::NotFound)?;
-            let hash = self.hasher.hash(tenant, key.as_str());
+            let hash = self.hasher.hash(tenant, key);
             let mut shard = self.shard(hash.shard);
-            let slot = shard
-                .find(hash.tag, tenant, key.as_str())
-                .ok_or(Refusal::NotFound)?;
+            let slot = shard.find(hash.tag, tenant, key);
+            let slot = slot.ok_or(Refusal::NotFound)?;
             if shard.entry(slot).is_open() {
                 return Err(Refusal::NotReady);
             }

@@ -188,7 +188,7 @@ fn an_unset_epoch_is_drawn_and_a_future_one_is_clamped() {
     let (world, client) = pool(10);
     let before = world.epoch();
     let used = |epoch| {
-        let query = GetStart {
+        let query: GetStart<'_> = GetStart {
             keys: &[],
             recency: at(epoch, 0),
             session: false,

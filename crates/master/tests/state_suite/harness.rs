@@ -371,7 +371,7 @@ impl World {
     /// An epoch later than all before.
     pub(crate) fn epoch(&self) -> Epoch {
         let caller = nobody();
-        let query = Exists {
+        let query: Exists<'_> = Exists {
             probe: Probe::Exists,
             keys: &[],
             recency: Recency::default(),

@@ -13,14 +13,13 @@ mod writes;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use layercake_protocol::convert::{Context, MAX_KEYS_PER_REQUEST};
+use layercake_protocol::convert::{Context, KeyList, MAX_KEYS_PER_REQUEST};
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::SegmentId;
-use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{ObjectRef, Replica, Segment};
+use layercake_protocol::replica::{Replica, Segment};
+use layercake_protocol::wire::Done;
 use layercake_protocol::wire::client_frame::Request;
 use layercake_protocol::wire::master_frame::Response;
-use layercake_protocol::wire::{self, Done};
 
 use super::Core;
 use crate::state::{Caller, Location, State};
@@ -28,12 +27,13 @@ use crate::state::{Caller, Location, State};
 /// Keys that are worked on without a yield: well below a millisecond.
 const CHUNK: usize = 1024;
 
-/// Carries a request out. Dropping the future gives a call that waits up; others must not be dropped
+/// Carries a request out; what it lists is in `list`. Dropping the future gives a call that waits up; others must not be dropped
 /// midway, since their answer would be lost.
 pub(super) async fn carry_out(
     core: &Arc<Core>,
     context: &Context,
     request: Request,
+    list: &KeyList,
     may_wait: bool,
 ) -> Result<Response, Refusal> {
     // A member joins in whatever term it remembers, and learns of this one.
@@ -44,21 +44,21 @@ pub(super) async fn carry_out(
         return Err(Refusal::WrongTerm);
     }
     match request {
-        Request::Exists(request) => reads::exists(core, context, &request).await,
-        Request::GetStart(request) => reads::get_start(core, context, &request).await,
-        Request::Renew(request) => reads::renew(core, context, request).await,
-        Request::GetEnd(request) => reads::get_end(core, context, request).await,
+        Request::Exists(request) => reads::exists(core, context, &request, list).await,
+        Request::GetStart(request) => reads::get_start(core, context, &request, list).await,
+        Request::Renew(_) => reads::renew(core, context, list).await,
+        Request::GetEnd(_) => reads::get_end(core, context, list).await,
         Request::PutStart(request) => writes::put_start(core, context, request, false).await,
         Request::UpsertStart(request) => {
             let start = request.start.ok_or(WireError::Missing { field: "start" })?;
             writes::put_start(core, context, start, true).await
         }
-        Request::PutEnd(request) => writes::put_end(core, context, request).await,
-        Request::PutRevoke(request) => writes::put_revoke(core, context, request).await,
+        Request::PutEnd(_) => writes::put_end(core, context, list).await,
+        Request::PutRevoke(request) => writes::put_revoke(core, context, &request, list).await,
         Request::WaitComplete(request) => {
-            waits::wait_complete(core, context, request, may_wait).await
+            waits::wait_complete(core, context, &request, list, may_wait).await
         }
-        Request::Remove(request) => writes::remove(core, context, request).await,
+        Request::Remove(request) => writes::remove(core, context, &request, list).await,
         Request::RemoveMatching(request) => writes::remove_matching(core, context, request).await,
         Request::Mount(request) => members::mount(core, context, request),
         Request::Unmount(request) => waits::unmount(core, context, &request, may_wait).await,
@@ -139,16 +139,6 @@ fn runs<T, I: Iterator<Item = Result<T, WireError>>>(entries: I) -> Runs<I> {
     Runs { entries, bad: None }
 }
 
-fn key_runs(keys: &[String]) -> Runs<impl Iterator<Item = Result<ObjectKey, WireError>>> {
-    runs(keys.iter().map(|key| Ok(ObjectKey::new(key)?)))
-}
-
-fn object_runs(
-    objects: Vec<wire::ObjectRef>,
-) -> Runs<impl Iterator<Item = Result<ObjectRef, WireError>>> {
-    runs(objects.into_iter().map(TryInto::try_into))
-}
-
 /// Lets other tasks run after a full run.
 async fn breathe(keys: usize) {
     if keys >= CHUNK {
@@ -165,6 +155,8 @@ fn position(results: usize) -> u32 {
 pub(in crate::service) struct Places<'a> {
     state: &'a State,
     segments: HashMap<SegmentId, Option<Arc<Segment>>>,
+    /// The one that was added last, if it is there: nearly always the next one's, too.
+    last: Option<SegmentId>,
 }
 
 impl<'a> Places<'a> {
@@ -172,15 +164,22 @@ impl<'a> Places<'a> {
         Self {
             state,
             segments: HashMap::new(),
+            last: None,
         }
     }
 
     /// Whether the replica's segment is still there; it is part of the answer then.
     pub(in crate::service) fn add(&mut self, replica: &Replica) -> bool {
-        self.segments
+        if self.last == Some(replica.segment) {
+            return true;
+        }
+        let there = self
+            .segments
             .entry(replica.segment)
             .or_insert_with(|| self.state.segment(replica.segment))
-            .is_some()
+            .is_some();
+        self.last = there.then_some(replica.segment);
+        there
     }
 
     pub(in crate::service) fn into_segments(self) -> Vec<Segment> {
@@ -194,7 +193,19 @@ impl<'a> Places<'a> {
 
 #[cfg(test)]
 mod tests {
+    use layercake_protocol::convert::ListedFrame;
+    use layercake_protocol::wire::{ClientFrame, RemoveRequest};
+
     use super::*;
+
+    fn list(keys: Vec<String>) -> KeyList {
+        let request = Some(Request::Remove(RemoveRequest { keys, force: false }));
+        let frame = ClientFrame {
+            context: None,
+            request,
+        };
+        ListedFrame::from(frame).list
+    }
 
     #[test]
     fn a_batch_is_cut_into_chunks_and_bad_keys_stand_alone() {
@@ -205,7 +216,7 @@ mod tests {
             keys[bad].clear();
         }
         let mut seen = Vec::new();
-        for run in key_runs(&keys) {
+        for run in runs(list(keys.clone()).keys()) {
             match run {
                 Run::Bad(Refusal::InvalidArgument { .. }) => seen.push(String::new()),
                 Run::Bad(other) => panic!("refused with {other}"),
@@ -216,6 +227,6 @@ mod tests {
             }
         }
         assert_eq!(seen, keys);
-        assert!(key_runs(&[]).next().is_none());
+        assert!(runs(KeyList::default().keys()).next().is_none());
     }
 }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use layercake_protocol::convert::{Context, GetStartAnswer, encode_presences, encode_refusals};
+use layercake_protocol::convert::{
+    Context, GetStartAnswer, KeyList, encode_presences, encode_refusals,
+};
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::Epoch;
 use layercake_protocol::replica::{GetStarted, Presence, Recency};
 use layercake_protocol::wire;
 use layercake_protocol::wire::master_frame::Response;
 
-use super::{
-    Core, Places, Run, breathe, caller, check_len, key_runs, object_runs, position, segment_ids,
-};
+use super::{Core, Places, Run, breathe, caller, check_len, position, runs, segment_ids};
 use crate::state::{Exists, GetStart, Probe};
 
 /// What the call knows of its recency; the epoch is known after the first run.
@@ -43,15 +43,16 @@ pub(super) async fn exists(
     core: &Arc<Core>,
     context: &Context,
     request: &wire::ExistsRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
-    check_len(request.keys.len())?;
+    check_len(list.len())?;
     let probe = probe(request.probe)?;
     let caller = caller(context, None);
     let unreachable = segment_ids(&request.unreachable_segments);
     let call = recency(request.recency.as_ref());
     let mut epoch = call.epoch;
-    let mut states = Vec::with_capacity(request.keys.len());
-    for run in key_runs(&request.keys) {
+    let mut states = Vec::with_capacity(list.len());
+    for run in runs(list.keys()) {
         let keys = match run {
             Run::Good(keys) => {
                 let query = Exists {
@@ -88,15 +89,16 @@ pub(super) async fn get_start(
     core: &Arc<Core>,
     context: &Context,
     request: &wire::GetStartRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
-    check_len(request.keys.len())?;
+    check_len(list.len())?;
     let caller = caller(context, None);
     let unreachable = segment_ids(&request.unreachable_segments);
     let call = recency(request.recency.as_ref());
     let mut epoch = call.epoch;
-    let mut results: Vec<Result<GetStarted, Refusal>> = Vec::with_capacity(request.keys.len());
+    let mut results: Vec<Result<GetStarted, Refusal>> = Vec::with_capacity(list.len());
     let mut places = Places::new(&core.state);
-    for run in key_runs(&request.keys) {
+    for run in runs(list.keys()) {
         match run {
             Run::Good(keys) => {
                 let query = GetStart {
@@ -146,12 +148,12 @@ fn still_there(
 pub(super) async fn renew(
     core: &Arc<Core>,
     context: &Context,
-    request: wire::RenewRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
-    check_len(request.objects.len())?;
+    check_len(list.len())?;
     let caller = caller(context, None);
-    let mut results = Vec::with_capacity(request.objects.len());
-    for run in object_runs(request.objects) {
+    let mut results = Vec::with_capacity(list.len());
+    for run in runs(list.versions()) {
         match run {
             Run::Good(objects) => {
                 results.extend(core.state.renew(core.now(), &caller, &objects));
@@ -169,11 +171,11 @@ pub(super) async fn renew(
 pub(super) async fn get_end(
     core: &Arc<Core>,
     context: &Context,
-    request: wire::GetEndRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
-    check_len(request.objects.len())?;
+    check_len(list.len())?;
     let caller = caller(context, None);
-    for run in object_runs(request.objects) {
+    for run in runs(list.versions()) {
         // What names no session has none to end.
         if let Run::Good(objects) = run {
             core.state.get_end(core.now(), &caller, &objects);

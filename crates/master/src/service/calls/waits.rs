@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use layercake_protocol::convert::{Context, encode_key_results};
+use layercake_protocol::convert::{Context, KeyList, encode_key_results};
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::SegmentId;
 use layercake_protocol::key::ObjectKey;
@@ -49,16 +49,14 @@ async fn next(
 pub(super) async fn wait_complete(
     core: &Arc<Core>,
     context: &Context,
-    request: wire::WaitCompleteRequest,
+    request: &wire::WaitCompleteRequest,
+    list: &KeyList,
     may_wait: bool,
 ) -> Result<Response, Refusal> {
-    check_len(request.keys.len())?;
+    check_len(list.len())?;
     let deadline = deadline(request.timeout_ms, may_wait);
-    let keys: Vec<Result<ObjectKey, WireError>> = request
-        .keys
-        .iter()
-        .map(|key| Ok(ObjectKey::new(key)?))
-        .collect();
+    let keys: Vec<Result<ObjectKey, WireError>> =
+        list.keys().map(|key| Ok(ObjectKey::new(key?)?)).collect();
     let mut results = vec![Err(Refusal::NotReady); keys.len()];
     let mut wait = core.waiters.begin();
     let mut open = 0_usize;

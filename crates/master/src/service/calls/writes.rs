@@ -4,20 +4,17 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use layercake_protocol::convert::{Context, PutStartAnswer, encode_key_results};
+use layercake_protocol::convert::{Context, KeyList, PutStartAnswer, encode_key_results};
 use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::key::Tenant;
-use layercake_protocol::replica::{ObjectRef, Recency, ReplicateConfig};
+use layercake_protocol::replica::{Recency, ReplicateConfig, VersionRef};
 use layercake_protocol::wire;
 use layercake_protocol::wire::master_frame::Response;
 use regex::{Regex, RegexBuilder};
 
-use super::{
-    Core, Places, Run, breathe, caller, check_len, key_runs, object_runs, position, runs,
-    segment_ids,
-};
+use super::{Core, Places, Run, breathe, caller, check_len, position, runs, segment_ids};
 use crate::service::replay::{Answer, Role};
 use crate::state::{Caller, Location, Moment, PutBatch, State};
 
@@ -147,20 +144,17 @@ impl Start {
     }
 }
 
-type End<'a> =
-    &'a (dyn Fn(&State, Moment, &Caller, &[ObjectRef]) -> Vec<Result<(), Refusal>> + Sync);
-
 /// Ends sessions one way or the other; both ways are harmless to repeat.
-async fn end(
+async fn end<'a>(
     core: &Arc<Core>,
     context: &Context,
-    objects: Vec<wire::ObjectRef>,
-    end: End<'_>,
+    objects: impl ExactSizeIterator<Item = Result<VersionRef<'a>, WireError>>,
+    end: impl Fn(&State, Moment, &Caller, &[VersionRef<'a>]) -> Vec<Result<(), Refusal>>,
 ) -> Result<Vec<Result<(), Refusal>>, Refusal> {
     check_len(objects.len())?;
     let caller = caller(context, None);
     let mut results = Vec::with_capacity(objects.len());
-    for run in object_runs(objects) {
+    for run in runs(objects) {
         match run {
             Run::Good(objects) => {
                 results.extend(end(&core.state, core.now(), &caller, &objects));
@@ -176,44 +170,41 @@ async fn end(
 pub(super) async fn put_end(
     core: &Arc<Core>,
     context: &Context,
-    request: wire::PutEndRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
     let epoch = core.state.draw_epoch();
-    let commit: End<'_> = &|state, now, caller, objects| state.put_end(now, caller, objects, epoch);
-    let results = end(core, context, request.objects, commit).await?;
+    let commit = |state: &State, now, caller: &_, objects: &_| {
+        state.put_end::<VersionRef<'_>>(now, caller, objects, epoch)
+    };
+    let results = end(core, context, list.versions(), commit).await?;
     Ok(Response::Results(encode_key_results(&results)))
 }
 
 pub(super) async fn put_revoke(
     core: &Arc<Core>,
     context: &Context,
-    request: wire::PutRevokeRequest,
+    request: &wire::PutRevokeRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
-    let wire::PutRevokeRequest {
-        objects,
-        unconfirmed,
-    } = request;
+    let unconfirmed = &request.unconfirmed;
     if !unconfirmed.contains(&true) {
-        let results = end(core, context, objects, &State::put_revoke).await?;
+        let results = end(core, context, list.versions(), State::put_revoke).await?;
         return Ok(Response::Results(encode_key_results(&results)));
     }
-    if unconfirmed.len() != objects.len() {
+    if unconfirmed.len() != list.len() {
         return Err(Refusal::invalid(format!(
             "{} marks for {} objects: none, or one for each, is accepted",
             unconfirmed.len(),
-            objects.len()
+            list.len()
         )));
     }
-    let (doubtful, sure) = objects
-        .into_iter()
-        .zip(&unconfirmed)
-        .partition::<Vec<_>, _>(|(_, unconfirmed)| **unconfirmed);
-    let objects = |marked: Vec<(wire::ObjectRef, &bool)>| {
-        let objects = marked.into_iter().map(|(object, _)| object);
-        objects.collect::<Vec<_>>()
+    let marked = |mark: bool| {
+        let objects = list.versions().zip(unconfirmed);
+        let marked = objects.filter(move |(_, unconfirmed)| **unconfirmed == mark);
+        marked.map(|(object, _)| object).collect::<Vec<_>>()
     };
-    let doubtful = end(core, context, objects(doubtful), &State::put_abandon).await?;
-    let sure = end(core, context, objects(sure), &State::put_revoke).await?;
+    let doubtful = end(core, context, marked(true).into_iter(), State::put_abandon).await?;
+    let sure = end(core, context, marked(false).into_iter(), State::put_revoke).await?;
     let (mut doubtful, mut sure) = (doubtful.into_iter(), sure.into_iter());
     let results: Option<Vec<_>> = unconfirmed
         .iter()
@@ -232,16 +223,16 @@ pub(super) async fn put_revoke(
 pub(super) async fn remove(
     core: &Arc<Core>,
     context: &Context,
-    request: wire::RemoveRequest,
+    request: &wire::RemoveRequest,
+    list: &KeyList,
 ) -> Result<Response, Refusal> {
-    check_len(request.keys.len())?;
+    check_len(list.len())?;
     let tenant = &context.tenant;
-    let keys = request.keys.len();
     let answer = once(core, context, async {
-        Answer::Results(remove_keys(core, tenant, &request).await.into())
+        Answer::Results(remove_keys(core, tenant, list, request.force).await.into())
     });
     match answer.await? {
-        Answer::Results(results) if results.len() == keys => {
+        Answer::Results(results) if results.len() == list.len() => {
             Ok(Response::Results(encode_key_results(&results)))
         }
         _ => Err(reused(context)),
@@ -251,13 +242,14 @@ pub(super) async fn remove(
 async fn remove_keys(
     core: &Arc<Core>,
     tenant: &Tenant,
-    request: &wire::RemoveRequest,
+    list: &KeyList,
+    force: bool,
 ) -> Vec<Result<(), Refusal>> {
-    let mut results = Vec::with_capacity(request.keys.len());
-    for run in key_runs(&request.keys) {
+    let mut results = Vec::with_capacity(list.len());
+    for run in runs(list.keys()) {
         match run {
             Run::Good(keys) => {
-                results.extend(core.state.remove(core.now(), tenant, &keys, request.force));
+                results.extend(core.state.remove(core.now(), tenant, &keys, force));
                 core.dispatch();
                 breathe(keys.len()).await;
             }
