@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use layercake_protocol::convert::PutStartAnswer;
+use bytes::Bytes;
+use layercake_protocol::convert::{ListedFrame, PutStartAnswer, encode_batch};
 use layercake_protocol::endpoint::{Endpoint, HostId};
 use layercake_protocol::ids::{
     Capability, EngineId, Epoch, Generation, MemoryKind, RegionId, SegmentId,
 };
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, Segment};
+use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Replica, Segment, VersionRef};
 use layercake_protocol::wire;
 use prost::Message as _;
 
@@ -26,13 +27,8 @@ pub(crate) const PATHS: &[Path] = &[
     ("frame: put end of 256 objects, decoded", decode_end),
 ];
 
-fn exists(keys: &[ObjectKey]) -> Vec<u8> {
-    let keys = keys.iter().map(|key| key.as_str().to_owned());
-    let request = wire::ExistsRequest {
-        keys: keys.collect(),
-        ..wire::ExistsRequest::default()
-    };
-    request.encode_to_vec()
+fn exists(keys: &[ObjectKey]) -> Bytes {
+    encode_batch(&wire::ExistsRequest::default(), keys)
 }
 
 fn encode_exists() -> Result<()> {
@@ -43,12 +39,12 @@ fn encode_exists() -> Result<()> {
 fn decode_exists() -> Result<()> {
     let sent = keys(0)?;
     let bytes = exists(&sent);
-    let decoded = count(|| -> Result<Vec<ObjectKey>> {
-        let request = wire::ExistsRequest::decode(bytes.as_slice())?;
-        let keys = request.keys.iter();
-        keys.map(|key| Ok(ObjectKey::new(key)?)).collect()
-    })??;
-    ensure!(decoded == sent, "the keys changed on the way");
+    let decoded = count(|| ListedFrame::decode(&bytes))??;
+    let keys = decoded.list.keys().collect::<Result<Vec<_>, _>>()?;
+    ensure!(
+        keys == sent.iter().map(ObjectKey::as_str).collect::<Vec<_>>(),
+        "the keys changed on the way"
+    );
     Ok(())
 }
 
@@ -140,11 +136,8 @@ fn objects() -> Result<Vec<ObjectRef>> {
     Ok(objects.collect())
 }
 
-fn end(objects: &[ObjectRef]) -> Vec<u8> {
-    let request = wire::PutEndRequest {
-        objects: objects.iter().map(Into::into).collect(),
-    };
-    request.encode_to_vec()
+fn end(objects: &[ObjectRef]) -> Bytes {
+    encode_batch(&wire::PutEndRequest::default(), objects)
 }
 
 fn encode_end() -> Result<()> {
@@ -155,11 +148,14 @@ fn encode_end() -> Result<()> {
 fn decode_end() -> Result<()> {
     let sent = objects()?;
     let bytes = end(&sent);
-    let decoded = count(|| -> Result<Vec<ObjectRef>> {
-        let request = wire::PutEndRequest::decode(bytes.as_slice())?;
-        let objects = request.objects.into_iter();
-        objects.map(|object| Ok(object.try_into()?)).collect()
-    })??;
-    ensure!(decoded == sent, "the objects changed on the way");
+    let decoded = count(|| ListedFrame::decode(&bytes))??;
+    let objects = decoded.list.versions().collect::<Result<Vec<_>, _>>()?;
+    let same = |(sent, got): (&ObjectRef, &VersionRef<'_>)| {
+        (sent.key.as_str(), sent.generation) == (got.key, got.generation)
+    };
+    ensure!(
+        objects.len() == sent.len() && sent.iter().zip(&objects).all(same),
+        "the objects changed on the way"
+    );
     Ok(())
 }

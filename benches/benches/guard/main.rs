@@ -75,14 +75,6 @@ fn count<T>(work: impl FnOnce() -> T) -> Result<T> {
     made.context("the work ran")
 }
 
-/// A key of 60 bytes, as connectors make them of a block's hash.
-fn key(number: usize) -> Result<ObjectKey> {
-    let spread = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    Ok(ObjectKey::new(&format!(
-        "llama-3.1-70b@{spread:016x}{number:016x}@tp:00000003@p"
-    ))?)
-}
-
 fn keys(from: usize) -> Result<Vec<ObjectKey>> {
-    (from..from + BATCH).map(key).collect()
+    layercake_benches::keys::keys(from, BATCH)
 }

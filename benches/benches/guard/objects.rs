@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
+use layercake_benches::keys::key;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::{
     Checksums, Expected, HeaderState, HeaderView, ObjectHeader, ReadPlan, Row, Rows, WrittenRanges,
@@ -16,7 +17,7 @@ use layercake_protocol::layout::{
 };
 use layercake_protocol::range::ByteRange;
 
-use crate::{Path, count, key};
+use crate::{Path, count};
 
 pub(crate) const PATHS: &[Path] = &[
     ("header: 64 rows, encoded", encode),

@@ -8,15 +8,11 @@
 
 use anyhow::{Result, bail, ensure};
 use layercake_benches::keys::{Random, key};
+use layercake_benches::pool;
 use layercake_benches::report::{Report, rounded};
-use layercake_master::state::{Caller, Moment, PutBatch, State, StateConfig};
-use layercake_protocol::endpoint::{Endpoint, HostId};
 use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::{
-    Capability, ClientId, EngineId, Generation, MemoryKind, RegionId, SegmentId,
-};
-use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::{ObjectRef, PutStart, Recency, ReplicateConfig, Segment};
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::{ObjectRef, PutStart, ReplicateConfig};
 
 const SEGMENTS: u64 = 8;
 const SEGMENT: u64 = 512 << 20;
@@ -61,9 +57,7 @@ pub(crate) fn measure() -> Result<Report> {
 }
 
 struct Pool {
-    state: State,
-    caller: Caller,
-    config: ReplicateConfig,
+    filling: pool::Pool,
     sizes: &'static [u64],
     random: Random,
     next: usize,
@@ -71,46 +65,15 @@ struct Pool {
     objects: Vec<(ObjectKey, u64)>,
 }
 
-const NOW: Moment = Moment::from_micros(1);
-
 impl Pool {
     fn new(sizes: &'static [u64], pinned: bool) -> Result<Self> {
-        let state = State::new(StateConfig {
-            high_watermark: 1.0,
-            ..StateConfig::default()
-        })?;
-        let endpoint = Endpoint {
-            engine: EngineId(1),
-            tcp: "127.0.0.1:1".to_owned(),
-            host: HostId([0; 16]),
-            shm: None,
-            pid: 1,
+        let mut pool = pool::Pool::new(SEGMENTS, SEGMENT)?;
+        pool.config = ReplicateConfig {
+            hard_pin: pinned,
+            ..ReplicateConfig::default()
         };
-        let client = ClientId(1);
-        state.join(NOW, client, "bench", Some(endpoint.clone()));
-        for id in 1..=SEGMENTS {
-            let segment = Segment {
-                id: SegmentId(id),
-                name: format!("n{id}"),
-                endpoint: endpoint.clone(),
-                region: RegionId(id),
-                capability: Capability([0; 16]),
-                len: SEGMENT,
-                kind: MemoryKind::Host,
-            };
-            state.mount(NOW, client, segment, Generation::NONE)?;
-        }
         Ok(Self {
-            state,
-            caller: Caller {
-                client,
-                tenant: Tenant::default(),
-                location: None,
-            },
-            config: ReplicateConfig {
-                hard_pin: pinned,
-                ..ReplicateConfig::default()
-            },
+            filling: pool,
             sizes,
             random: Random::new(7),
             next: 0,
@@ -120,7 +83,7 @@ impl Pool {
 
     /// Share of the pool's bytes in use.
     fn used(&self) -> f64 {
-        let gauges = self.state.gauges();
+        let gauges = self.filling.state.gauges();
         gauges.used_bytes as f64 / gauges.capacity_bytes as f64
     }
 
@@ -129,15 +92,9 @@ impl Pool {
         let key = key(self.next)?;
         self.next += 1;
         let size = self.sizes[self.random.below(self.sizes.len())];
-        let batch = PutBatch {
-            puts: vec![PutStart::new(key.clone(), size)],
-            config: &self.config,
-            recency: Recency::default(),
-            refresh_at_end: true,
-            unreachable: &[],
-            upsert: false,
-        };
-        let (answers, _) = self.state.put_start(NOW, &self.caller, batch);
+        let pool = &self.filling;
+        let batch = pool.batch(vec![PutStart::new(key.clone(), size)]);
+        let (answers, _) = pool.state.put_start(pool::Pool::NOW, &pool.caller, batch);
         let generation = match answers.into_iter().next() {
             Some(Ok(started)) => started.generation,
             Some(Err(Refusal::NoSpace { .. })) => return Ok(false),
@@ -147,11 +104,8 @@ impl Pool {
             key: key.clone(),
             generation,
         };
-        let epoch = self.state.draw_epoch();
-        for ended in self.state.put_end(NOW, &self.caller, &[object], epoch) {
-            ended?;
-        }
-        if self.config.hard_pin {
+        pool.put_end(&[object])?;
+        if pool.config.hard_pin {
             self.objects.push((key, size));
         }
         Ok(true)
@@ -170,7 +124,9 @@ impl Pool {
             for _ in 0..self.objects.len() / 10 {
                 let at = self.random.below(self.objects.len());
                 let (key, size) = self.objects.swap_remove(at);
-                for gone in self.state.remove(NOW, &self.caller.tenant, &[key], true) {
+                let pool = &self.filling;
+                let tenant = &pool.caller.tenant;
+                for gone in pool.state.remove(pool::Pool::NOW, tenant, &[key], true) {
                     gone?;
                 }
                 removed += size;

@@ -8,16 +8,23 @@ use std::collections::VecDeque;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use layercake_benches::keys::{key, keys};
+use layercake_benches::pool::Pool;
 use layercake_benches::table::{Table, median};
-
-use crate::pool::Pool;
+use layercake_master::state::{Exists, Probe};
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::Recency;
 
 const OBJECTS: &str = "LAYERCAKE_BENCH_OBJECTS";
 const SIZES: [usize; 3] = [10_000, 1_000_000, 5_000_000];
 const BATCH: usize = 256;
 const SAMPLES: usize = 400;
+
+/// Nodes, and what one of an object's size takes there with its header.
+const NODES: u64 = 8;
+const OBJECT: u64 = 60_000;
+const PLACE: u64 = 61_440;
 
 /// Batches between a session's start and its end.
 const OPEN: usize = 32;
@@ -105,12 +112,27 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+fn probe(pool: &Pool, keys: &[ObjectKey]) -> Result<()> {
+    let query = Exists {
+        probe: Probe::Readable,
+        keys,
+        recency: Recency::default(),
+        stop_at_first_miss: true,
+        unreachable: &[],
+        peek: false,
+    };
+    let (found, _) = pool.state.exists(Pool::NOW, &pool.caller, &query);
+    ensure!(found.len() == keys.len(), "a stored object is missing");
+    Ok(())
+}
+
 fn measure(objects: usize) -> Result<()> {
-    let pool = Pool::new(objects + SAMPLES * BATCH)?;
+    let room = (objects + SAMPLES * BATCH) as u64;
+    let pool = Pool::new(NODES, (room / NODES + 4096) * PLACE)?;
     let before = resident_bytes()?;
     for first in (0..objects).step_by(BATCH) {
         let count = BATCH.min(objects - first);
-        let started = pool.put_start(&keys(first, count)?)?;
+        let started = pool.put_start(&keys(first, count)?, OBJECT)?;
         pool.put_end(&started)?;
     }
     let bytes = (resident_bytes()? - before) as f64 / objects as f64;
@@ -132,19 +154,19 @@ fn measure(objects: usize) -> Result<()> {
             times[slot].push(start.elapsed().as_secs_f64() * 1e6 / BATCH as f64);
         };
         let start = Instant::now();
-        pool.exists(&probed)?;
+        probe(&pool, &probed)?;
         time(0, start);
         let start = Instant::now();
         reads.push_back(pool.get_start(&read)?);
         time(1, start);
         let start = Instant::now();
-        writes.push_back(pool.put_start(&new)?);
+        writes.push_back(pool.put_start(&new, OBJECT)?);
         time(3, start);
         if reads.len() > OPEN
             && let (Some(read), Some(written)) = (reads.pop_front(), writes.pop_front())
         {
             let start = Instant::now();
-            pool.get_end(&read);
+            pool.state.get_end(Pool::NOW, &pool.caller, &read);
             time(2, start);
             let start = Instant::now();
             pool.put_end(&written)?;

@@ -2,7 +2,6 @@
 //! alone with the argument `wire`.
 
 mod growth;
-mod pool;
 mod wire;
 
 use anyhow::Result;
