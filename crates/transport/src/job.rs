@@ -19,15 +19,25 @@ use crate::batch::{Batch, Direction, Piece};
 use crate::config::TransportKind;
 use crate::endpoint::Endpoint;
 use crate::error::PieceError;
+use crate::lead::{self, Lead};
 use crate::memory::RegionPin;
 use crate::stats::{StatsTable, nanos};
 use crate::transfer::{Outcome, PieceDone};
 
-/// What a back end offers to a thread that waits for one of its jobs.
+/// What a back end offers to those who wait for one of its jobs.
 pub(crate) trait WaitHelper: Send + Sync {
     /// Does some of the job's work on the calling thread, no longer than `until`. Returns whether
     /// calling again may help; if not, the thread sleeps until the job is done.
-    fn help(&self, job: &Job, until: Option<Instant>) -> bool;
+    fn help(&self, job: &Arc<Job>, until: Option<Instant>) -> bool;
+
+    /// The connection that the job is under way on, for the calling thread to look after. If it can't do
+    /// that, somebody else does.
+    fn lead(&self, _job: &Arc<Job>) -> Option<Lead> {
+        None
+    }
+
+    /// Somebody wants to know of the job, or does not any more, and will not lead.
+    fn look(&self) {}
 }
 
 /// Which pieces of a job a back end is given.
@@ -356,7 +366,7 @@ impl Job {
     }
 
     /// Waits until the job is done or `until` has passed; says whether it is done.
-    pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
+    pub(crate) fn wait(self: &Arc<Self>, until: Option<Instant>) -> bool {
         if let Some(helper) = self.helper.get() {
             while !self.is_done() && until.is_none_or(|until| Instant::now() < until) {
                 if !helper.help(self, until) {
@@ -379,15 +389,40 @@ impl Job {
     }
 
     /// Whether the job is done; if not, `waker` is woken when it is.
-    pub(crate) fn poll_done(&self, waker: &Waker) -> bool {
-        let mut state = self.state.lock();
-        if self.is_done() {
-            return true;
+    pub(crate) fn poll_done(self: &Arc<Self>, waker: &Waker) -> bool {
+        {
+            let mut state = self.state.lock();
+            if self.is_done() {
+                return true;
+            }
+            if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+                state.wakers.push(waker.clone());
+            }
         }
-        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
-            state.wakers.push(waker.clone());
+        if !lead::note(self) {
+            self.look();
         }
         false
+    }
+
+    /// The connection that the job is under way on, for this thread to look after.
+    pub(crate) fn lead(self: &Arc<Self>) -> Option<Lead> {
+        self.helper.get()?.lead(self)
+    }
+
+    /// Notes that somebody wants to know of the job, or does not any more, without leading.
+    pub(crate) fn look(&self) {
+        if let Some(helper) = self.helper.get()
+            && !self.is_done()
+        {
+            helper.look();
+        }
+    }
+
+    /// Whether this is the helper of those who wait.
+    pub(crate) fn is_helped_by(&self, helper: &Arc<impl WaitHelper>) -> bool {
+        let known = self.helper.get().map(Arc::as_ptr);
+        known.is_some_and(|known| std::ptr::addr_eq(known, Arc::as_ptr(helper)))
     }
 }
 

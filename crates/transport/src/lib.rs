@@ -24,6 +24,7 @@ mod endpoint;
 mod engine;
 mod error;
 mod job;
+mod lead;
 mod local;
 mod memory;
 #[cfg(feature = "mock")]
@@ -42,6 +43,7 @@ pub use config::{Deadlines, EngineConfig, TransportKind, TransportSet};
 pub use endpoint::{Endpoint, HostId};
 pub use engine::{Engine, PeerPresence, QuietMark};
 pub use error::{Error, PieceError, Refusal};
+pub use lead::{Awaited, Lead};
 pub use memory::{
     Access, AllocateOptions, HostBuffer, LocalSlice, Memory, RegionDescriptor, TAG_GRANULE,
 };

@@ -58,12 +58,13 @@ impl Transfer {
 
     /// Whether every piece is terminal.
     pub fn is_done(&self) -> bool {
+        self.job.look();
         self.job.is_done()
     }
 
     /// The outcome, once every piece is terminal.
     pub fn poll(&self) -> Option<Outcome> {
-        self.job.is_done().then(|| self.job.outcome())
+        self.is_done().then(|| self.job.outcome())
     }
 
     /// Waits until every piece is terminal. The batch's deadline bounds it, up to the grace that a
@@ -95,6 +96,13 @@ impl Future for Transfer {
         } else {
             Poll::Pending
         }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        // Without a handle nobody may come to wait for it.
+        self.job.look();
     }
 }
 

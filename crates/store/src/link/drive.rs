@@ -1,7 +1,8 @@
 //! Waiting for a future on a thread that may block.
 //!
 //! The thread that waits for the master's answer reads the lane itself (see `lane::reader`), so a call
-//! wakes one thread here, the one that made it, instead of the runtime's and then that one.
+//! wakes one thread here, the one that made it, instead of the runtime's and then that one. In the same way it
+//! looks after the connection that a transfer is under way on, if it waits for one.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use layercake_protocol::ids::ClientId;
+use layercake_transport::{Awaited, Lead};
 use tokio::runtime::Handle;
 
 use super::MasterLink;
@@ -19,11 +21,17 @@ use super::supervise::Arrivals;
 thread_local! {
     /// The member for which this thread polls a future, whose answers it will read when it has to wait.
     static DRIVEN: Cell<Option<ClientId>> = const { Cell::new(None) };
+    /// Whether that future has asked for an answer since it was last polled.
+    static ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread reads the lane of this member while it waits.
+/// Whether this thread, which asks for an answer, reads the lane of this member while it waits.
 pub(super) fn drives(client: ClientId) -> bool {
-    DRIVEN.get() == Some(client)
+    let drives = DRIVEN.get() == Some(client);
+    if drives {
+        ASKED.set(true);
+    }
+    drives
 }
 
 /// Puts back what was driven before.
@@ -31,6 +39,7 @@ struct Driven(Option<ClientId>);
 
 impl Driven {
     fn begin(client: ClientId) -> Self {
+        ASKED.set(false);
         Self(DRIVEN.replace(Some(client)))
     }
 }
@@ -54,20 +63,37 @@ impl MasterLink {
         let mut future = pin!(future);
         let waker = Waker::from(Arc::clone(&parker));
         let mut cx = Context::from_waker(&waker);
+        let mut transfers = Awaited::default();
         loop {
             parker.reset();
             let polled = {
                 let _driven = Driven::begin(self.client_id());
-                future.as_mut().poll(&mut cx)
+                transfers.poll(|| future.as_mut().poll(&mut cx))
             };
             if let Poll::Ready(done) = polled {
                 drop(waker);
                 parker.keep();
                 return done;
             }
-            while !parker.is_woken() {
-                self.wait(&parker);
+            let mut lead = transfers.lead();
+            if lead.is_some() && ASKED.get() {
+                self.leave_lane();
             }
+            while !parker.is_woken() {
+                if !lead.as_mut().is_some_and(|lead| turn(lead, &parker)) {
+                    lead = None;
+                    self.wait(&parker);
+                }
+            }
+        }
+    }
+
+    /// Has the link's task read what this thread has asked for, since it waits for something else too.
+    fn leave_lane(&self) {
+        if let Status::Up(connection) = self.shared().status()
+            && let Some(lane) = connection.lane()
+        {
+            lane.reader.call_back();
         }
     }
 
@@ -88,4 +114,11 @@ impl MasterLink {
         }
         parker.park();
     }
+}
+
+/// Waits until the parker is woken or something comes in on a transfer's connection, or for no reason.
+/// `false`: there is nothing to wait for there.
+fn turn(lead: &mut Lead, parker: &Parker) -> bool {
+    // What the system can't tell, a look at the socket does.
+    lead.turn(|socket, full| parker.poll(socket, full).unwrap_or(true))
 }

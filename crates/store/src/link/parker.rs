@@ -91,13 +91,16 @@ impl Parker {
         self.thread.unpark();
     }
 
-    /// Waits until the socket has something to read (`true`), it is woken, or for no reason.
-    pub(super) fn poll(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+    /// Waits until the socket has something to read (`true`), or room if that is wanted too, it is woken, or
+    /// for no reason.
+    pub(super) fn poll(&self, socket: BorrowedFd<'_>, room: bool) -> io::Result<bool> {
         if !self.begin(POLLS) {
             return Ok(false);
         }
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, room);
         let mut fds = [
-            PollFd::from_borrowed_fd(socket, PollFlags::IN),
+            PollFd::from_borrowed_fd(socket, events),
             PollFd::new(&self.wakes, PollFlags::IN),
         ];
         let look_again = Timespec::try_from(LOOK_AGAIN).ok();

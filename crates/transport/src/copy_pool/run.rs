@@ -323,7 +323,7 @@ impl Drop for OpenUnit<'_> {
 struct Helper(Weak<PieceRun>);
 
 impl WaitHelper for Helper {
-    fn help(&self, _job: &Job, _until: Option<Instant>) -> bool {
+    fn help(&self, _job: &Arc<Job>, _until: Option<Instant>) -> bool {
         // One unit takes microseconds; the caller looks at the time between two.
         self.0.upgrade().is_some_and(|run| run.run_unit())
     }

@@ -118,12 +118,17 @@ impl LoopShared {
         self.command(Command::Stop);
     }
 
-    /// Leaves a lane's socket to a thread that waits for it; only its end is still told. Any interest at
-    /// all, in urgent bytes for one, would have the system wake the loop for whatever comes in, to find
-    /// that there is nothing to tell.
+    /// Leaves a lane's socket to threads that wait for it; only its end is still told. Any interest in
+    /// bytes, in urgent ones too, would have the system wake the loop for whatever comes in, to find that
+    /// there is nothing to tell.
     pub(super) fn hand_over(&self, stream: &TcpStream, token: Token) -> io::Result<()> {
         let data = EventData::new_u64(token.0 as u64);
-        Ok(epoll::modify(&self.registry, stream, data, EventFlags::ET)?)
+        Ok(epoll::modify(
+            &self.registry,
+            stream,
+            data,
+            EventFlags::ET | EventFlags::RDHUP,
+        )?)
     }
 
     /// Watches a lane's socket again; what has come meanwhile is told at once.
@@ -253,10 +258,13 @@ impl EventLoop {
                 self.drive(token, Readiness::default(), now);
             }
             for event in &events {
+                let (readable, writable) = (event.is_readable(), event.is_writable());
+                // A hang-up that comes alone, where nothing else is told, has no name with mio.
+                let alone = !readable && !writable;
                 let ready = Readiness {
-                    readable: event.is_readable(),
-                    writable: event.is_writable(),
-                    closed: event.is_read_closed() || event.is_error(),
+                    readable,
+                    writable,
+                    closed: event.is_read_closed() || event.is_error() || alone,
                 };
                 self.drive(event.token(), ready, now);
             }

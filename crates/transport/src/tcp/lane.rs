@@ -11,6 +11,7 @@
 //! up may still reach its memory; generations are what makes them harmless.
 
 use std::fmt;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -19,12 +20,12 @@ use mio::Token;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::event_loop::LoopShared;
-use super::lane_help::LaneHelper;
 use super::lane_state::{LaneState, Settled};
+use super::lead::LaneHelper;
 use super::peer::PeerShared;
 use crate::backend::Context;
 use crate::error::PieceError;
-use crate::job::WaitHelper;
+use crate::job::{Job, WaitHelper};
 
 pub(super) struct Lane {
     peer: Arc<PeerShared>,
@@ -36,6 +37,7 @@ pub(super) struct Lane {
     up: AtomicBool,
     load: AtomicU64,
     busy: AtomicBool,
+    aside: AtomicBool,
     /// A notice is on its way to the event loop.
     notified: AtomicBool,
     helper: Arc<LaneHelper>,
@@ -49,10 +51,21 @@ const VISIT_BYTES: usize = 128 << 10;
 
 /// What a socket event says.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Readiness {
-    pub(super) readable: bool,
-    pub(super) writable: bool,
-    pub(super) closed: bool,
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) closed: bool,
+}
+
+/// Who drives a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Driver {
+    /// Its event loop.
+    Loop,
+    /// A thread that came to submit something small.
+    Visitor,
+    /// A thread that waits.
+    Leader,
 }
 
 impl Lane {
@@ -72,6 +85,7 @@ impl Lane {
             up: AtomicBool::new(false),
             load: AtomicU64::new(0),
             busy: AtomicBool::new(false),
+            aside: AtomicBool::new(false),
             notified: AtomicBool::new(false),
         })
     }
@@ -122,7 +136,7 @@ impl Lane {
     /// Moves what can be moved at once, on the calling thread; leaves the rest to the event loop.
     pub(super) fn push_along(&self) {
         let more = match self.state.try_lock() {
-            Some(state) => self.drive(state, Instant::now(), VISIT_BYTES),
+            Some(state) => self.drive(state, Instant::now(), VISIT_BYTES, Driver::Visitor),
             // Whoever holds it may be past looking at the queue.
             None => true,
         };
@@ -137,7 +151,7 @@ impl Lane {
     pub(super) fn service(&self, ready: Readiness, now: Instant) -> bool {
         let mut state = self.state.lock();
         state.note_event(ready);
-        self.drive(state, now, TURN_BYTES)
+        self.drive(state, now, TURN_BYTES, Driver::Loop)
     }
 
     /// Looks after deadlines. `forgive` says that this process itself stood still.
@@ -163,18 +177,44 @@ impl Lane {
                 state.fail(error, &mut settled);
             }
         }
+        self.mind_in(&mut state, Driver::Loop, &mut settled);
         self.publish(&state);
         drop(state);
         self.settle(settled);
     }
 
-    /// Lets the lane fail.
-    pub(super) fn give_up(&self, mut state: MutexGuard<'_, LaneState>, error: PieceError) {
+    /// Has a thread that waits for this job lead; if it can't, the event loop looks after the job.
+    pub(super) fn begin_lead(&self, job: &Job) -> Option<Arc<TcpStream>> {
+        let mut state = self.state.lock();
+        let stream = state.begin_lead(self, job);
+        if stream.is_some() {
+            self.publish(&state);
+        } else {
+            self.mind(state);
+        }
+        stream
+    }
+
+    /// Somebody wants to know what comes in, and does not lead.
+    pub(super) fn look(&self) {
+        if self.aside.load(Ordering::Acquire) {
+            self.mind(self.state.lock());
+        }
+    }
+
+    /// Sees to it that somebody looks after what is under way.
+    pub(super) fn mind(&self, mut state: MutexGuard<'_, LaneState>) {
         let mut settled = Settled::default();
-        state.fail(error, &mut settled);
+        self.mind_in(&mut state, Driver::Loop, &mut settled);
         self.publish(&state);
         drop(state);
         self.settle(settled);
+    }
+
+    fn mind_in(&self, state: &mut LaneState, driver: Driver, settled: &mut Settled) {
+        if let Err(error) = state.mind(self, &self.helper, driver) {
+            state.fail(error, settled);
+        }
     }
 
     /// Ends everything and takes no more.
@@ -195,9 +235,11 @@ impl Lane {
         mut state: MutexGuard<'_, LaneState>,
         now: Instant,
         budget: usize,
+        driver: Driver,
     ) -> bool {
         let mut settled = Settled::default();
         let more = self.run(&mut state, now, budget, &mut settled);
+        self.mind_in(&mut state, driver, &mut settled);
         self.publish(&state);
         drop(state);
         self.settle(settled);
@@ -229,6 +271,7 @@ impl Lane {
     fn publish(&self, state: &LaneState) {
         self.up.store(state.is_up(), Ordering::Relaxed);
         self.load.store(state.in_flight(), Ordering::Relaxed);
+        self.aside.store(state.is_aside(), Ordering::Release);
         self.busy.store(
             state.is_busy() || (state.is_up() && self.peer.has_work()),
             Ordering::SeqCst,

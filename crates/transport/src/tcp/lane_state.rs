@@ -3,12 +3,14 @@
 //! The owner answers frames in order, so the frames in flight are a queue and an answer always
 //! belongs to the first one. A number in each frame proves it.
 
+mod watch;
+
 use std::collections::VecDeque;
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use self::watch::Watch;
 
 use super::answer::{Answer, Step};
 use super::frame::{FrameError, Header, Kind};
@@ -21,7 +23,6 @@ use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
 use crate::batch::Direction;
 use crate::error::PieceError;
-use crate::job::Job;
 use crate::stats::Counted;
 
 /// What a turn brought to an end; results are given when no lock is held.
@@ -35,16 +36,6 @@ pub(super) struct Settled {
     pub(super) stopped: Vec<(Run, PieceError)>,
     /// The lane went down; whether it was connected.
     pub(super) failed: Option<(PieceError, bool)>,
-}
-
-/// What the event loop is told of a lane's socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Watched {
-    Both,
-    /// That it became readable. Once a socket was full, both are watched again.
-    Reading,
-    /// Its end only: a waiting thread looks after it.
-    HandedOver,
 }
 
 #[derive(Debug)]
@@ -70,7 +61,7 @@ pub(super) struct LaneState {
     writable: bool,
     /// The peer closed its side: read until the end.
     hung_up: bool,
-    watched: Watched,
+    watch: Watch,
     wire: WireScratch,
     spare_ops: Vec<FrameOp>,
     spans: Vec<Span>,
@@ -97,7 +88,7 @@ impl LaneState {
             readable: false,
             writable: false,
             hung_up: false,
-            watched: Watched::Both,
+            watch: Watch::new(),
             wire: WireScratch::default(),
             spare_ops: Vec::new(),
             spans: Vec::new(),
@@ -125,7 +116,7 @@ impl LaneState {
 
     /// As [`LaneState::note`], by the event loop: what came in is left to a thread that waits for it.
     pub(super) fn note_event(&mut self, ready: Readiness) {
-        let readable = ready.readable && self.watched != Watched::HandedOver;
+        let readable = ready.readable && !self.watch.is_aside();
         self.note(Readiness { readable, ..ready });
     }
 
@@ -150,45 +141,6 @@ impl LaneState {
         // deadline, as its documentation says. One that only trickles may not go on for ever.
         let late = |frame: &Frame| now >= frame.job.deadline() + progress;
         self.frames.iter().any(late).then_some(PieceError::Timeout)
-    }
-
-    /// Leaves the socket to a thread that waits for an answer to this job, if that is under way here
-    /// and nobody else waits already.
-    pub(super) fn hand_over(&mut self, lane: &Lane, job: &Job) -> Option<Arc<TcpStream>> {
-        let here = |frame: &Frame| std::ptr::eq(Arc::as_ptr(&frame.job), job);
-        let stream = self.link.up()?;
-        if self.watched == Watched::HandedOver || !self.frames.iter().any(here) {
-            return None;
-        }
-        lane.home().hand_over(stream, lane.token()).ok()?;
-        self.watched = Watched::HandedOver;
-        Some(Arc::clone(stream))
-    }
-
-    /// Whether the thread that this socket was handed to still has to look after it, and whether it
-    /// waits for it to take more bytes.
-    pub(super) fn is_handed_over(&self, stream: &Arc<TcpStream>) -> Option<bool> {
-        let same = self.link.up().is_some_and(|up| Arc::ptr_eq(up, stream));
-        (same && self.watched == Watched::HandedOver).then_some(!self.writable)
-    }
-
-    /// The event loop looks after the socket again.
-    pub(super) fn take_back(
-        &mut self,
-        lane: &Lane,
-        stream: &Arc<TcpStream>,
-    ) -> Result<(), PieceError> {
-        let Some(blocked) = self.is_handed_over(stream) else {
-            return Ok(());
-        };
-        self.watched = if blocked {
-            Watched::Both
-        } else {
-            Watched::Reading
-        };
-        lane.home()
-            .take_back(stream, lane.token(), blocked)
-            .map_err(lost)
     }
 
     /// Goes down. What was in flight is lost. The socket is closed when this returns.
@@ -275,7 +227,7 @@ impl LaneState {
         self.writable = true;
         self.hung_up = false;
         self.next_seq = 0;
-        self.watched = Watched::Both;
+        self.watch = Watch::new();
         self.last_progress = now;
         let until = now + context.config.deadlines.connect;
         self.link = Link::begin(lane.peer().addr, until, |stream| {
@@ -309,13 +261,10 @@ impl LaneState {
             Sent::Full => (0, true),
             Sent::Mark | Sent::Nothing => return Ok(0),
         };
-        if full && self.watched == Watched::Reading {
-            lane.home()
-                .take_back(stream, lane.token(), true)
-                .map_err(lost)?;
-            self.watched = Watched::Both;
-        }
         self.writable = !full;
+        if full && self.watch.misses_room() {
+            self.take_back(lane)?;
+        }
         if sent == 0 {
             return Ok(0);
         }

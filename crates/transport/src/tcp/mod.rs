@@ -18,8 +18,8 @@ mod guests;
 pub(crate) mod hello;
 mod inbuf;
 mod lane;
-mod lane_help;
 mod lane_state;
+mod lead;
 mod link;
 mod out;
 mod payload;
@@ -40,6 +40,8 @@ use parking_lot::{Condvar, Mutex};
 
 use self::event_loop::{EventLoop, LoopShared};
 use self::guests::Guests;
+pub(crate) use self::lane::Readiness;
+pub(crate) use self::lead::LaneLead;
 use self::peers::Peers;
 use self::work::Run;
 use crate::backend::{Backend, Context};

@@ -170,6 +170,8 @@ impl Peer {
 
     /// Asks the peer for a sign of life. Comes back as [`Peer::submit`] does.
     pub(super) fn probe(&self, job: Arc<Job>) -> Result<(), Arc<Job>> {
+        let lane = self.best_lane();
+        job.set_helper(lane.helper());
         {
             let mut state = self.shared.state.lock();
             if state.retired {
@@ -177,7 +179,7 @@ impl Peer {
             }
             state.queue.push_probe(job);
         }
-        self.best_lane().push_along();
+        lane.push_along();
         Ok(())
     }
 

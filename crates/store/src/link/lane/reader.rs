@@ -192,7 +192,10 @@ impl Reader {
             let Some(socket) = self.line.as_socket() else {
                 return Ok(());
             };
-            if !parker.poll(socket).map_err(|error| error.to_string())? {
+            if !parker
+                .poll(socket, false)
+                .map_err(|error| error.to_string())?
+            {
                 continue;
             }
             match self.line.try_read(inbox.room()) {
