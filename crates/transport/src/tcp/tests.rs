@@ -3,6 +3,7 @@
 
 mod initiator;
 mod late;
+mod lead;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;

@@ -54,7 +54,7 @@ impl Forger {
     }
 }
 
-fn answer_to(question: &Header, kind: Kind) -> Header {
+pub(super) fn answer_to(question: &Header, kind: Kind) -> Header {
     Header {
         kind,
         flags: 0,
@@ -69,7 +69,7 @@ fn answer_to(question: &Header, kind: Kind) -> Header {
     }
 }
 
-fn send(stream: &mut TcpStream, header: Header, rest: &[u8]) {
+pub(super) fn send(stream: &mut TcpStream, header: Header, rest: &[u8]) {
     let mut bytes = Vec::new();
     header.encode(&mut bytes);
     bytes.extend_from_slice(rest);
