@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::replica::{PutStart, ReplicateConfig};
-use layercake_store::StoreError;
+use layercake_store::{ClientConfig, StoreClient, StoreError};
 use layercake_store::link::{Exists, LinkState, MasterLink, StartOptions};
 use tokio::runtime::Handle;
 
 use crate::common::proxy::{Flow, Proxy};
-use crate::common::{Cluster, MIB, OneKey as _, PATIENCE, Spec, Via, eventually, key};
+use crate::common::{Cluster, MIB, OneKey as _, PATIENCE, Spec, Via, eventually, key, link_config};
 use crate::lanes::{ask, config, connected};
 
 async fn start() -> Cluster {
@@ -65,6 +65,46 @@ async fn threads_that_block_and_tasks_that_do_not_share_a_lane() {
     }
     for caller in callers {
         caller.await.expect("no answer is wrong");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_that_block_and_tasks_move_bytes_over_the_same_connections() {
+    let cluster = Spec::new(Via::Tcp).nodes(&[64 * MIB]).start().await;
+    let engine = Via::Tcp.engine();
+    let link = MasterLink::connect(link_config(cluster.master.address, "client", &engine)).await;
+    let link = link.expect("the master is up");
+    let client = StoreClient::new(&link, engine, ClientConfig::default()).expect("on a runtime");
+    let rounds = |caller: u8| {
+        let client = client.clone();
+        (0..30_u8).map(move |round| {
+            let client = client.clone();
+            async move {
+                let key = key(format!("{caller}-{round}"));
+                let size = [100, 4096, 70_000][usize::from(round % 3)];
+                let bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8 ^ caller ^ round).collect();
+                client.store(&key, &bytes).await;
+                assert!(client.load(&key).await.expect("it is there") == bytes);
+            }
+        })
+    };
+    let mut callers = Vec::new();
+    for caller in 0..4 {
+        let (link, calls) = (link.clone(), rounds(caller));
+        callers.push(tokio::spawn(blocking(move |runtime| {
+            for call in calls {
+                link.block_on(runtime, call);
+            }
+        })));
+        let calls = rounds(caller + 4);
+        callers.push(tokio::spawn(async move {
+            for call in calls {
+                call.await;
+            }
+        }));
+    }
+    for caller in callers {
+        caller.await.expect("no byte is wrong");
     }
 }
 

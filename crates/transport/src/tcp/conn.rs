@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use self::greeting::Stage;
+use self::reply::Reply;
 use super::admit::Admitted;
-use super::frame::{FLAG_STATUSES, FLAG_TRAILER, FrameError, HEADER_LEN, Header, Kind, Request};
+use super::frame::{FLAG_STATUSES, FrameError, HEADER_LEN, Header, Kind, Request};
 use super::guests::Guest;
 use super::hello::{CLIENT_HELLO_LEN, Verdict};
 use super::inbuf::{InBuf, Received};
@@ -53,15 +54,6 @@ pub(super) enum Closed {
     TurnedAway(Verdict),
     #[error("the peer made no progress, or too little")]
     Stalled,
-}
-
-/// An answer to a read on its way out.
-#[derive(Debug)]
-struct Reply {
-    admitted: Admitted,
-    since: Instant,
-    /// Where the statuses behind the payload are, if they are wanted.
-    trailer: Option<u64>,
 }
 
 pub(super) struct Conn {
@@ -369,43 +361,6 @@ impl Conn {
         self.write.complete(&self.context, Direction::Write);
     }
 
-    fn push_reply(&mut self, question: &Header, admitted: Admitted, places: &[Span]) {
-        let all_ok = admitted.all_ok();
-        let payload: usize = places.iter().map(|span| span.len).sum();
-        let mut flags = if all_ok { 0 } else { FLAG_STATUSES };
-        if admitted.has_checks() {
-            flags |= FLAG_TRAILER;
-        }
-        let header = Header {
-            kind: Kind::Data,
-            flags,
-            count: question.count,
-            regions: 0,
-            seq: question.seq,
-            payload: u32::try_from(payload)
-                .expect("no more than the frame asked for, which is capped"),
-        };
-        self.out.push_head(|out| {
-            header.encode(out);
-            if !all_ok {
-                out.extend_from_slice(&admitted.statuses);
-            }
-        });
-        for span in places {
-            self.out.push_memory(*span);
-        }
-        self.out.push_mark();
-        let trailer = admitted.has_checks().then(|| {
-            let len = admitted.statuses.len();
-            self.out.push_head(|out| out.resize(out.len() + len, 0))
-        });
-        self.replies.push_back(Reply {
-            admitted,
-            since: self.now,
-            trailer,
-        });
-    }
-
     fn send(&mut self, now: Instant, scratch: &mut Scratch) -> Result<usize, Closed> {
         self.unanswered = 0;
         let mut total = 0;
@@ -427,22 +382,6 @@ impl Conn {
             }
         }
         Ok(total)
-    }
-
-    /// The payload of the first reply was handed to the socket.
-    fn finish_reply(&mut self) {
-        self.out.take_mark();
-        let Some(mut reply) = self.replies.pop_front() else {
-            return;
-        };
-        if let Some(place) = reply.trailer {
-            reply.admitted.check_after();
-            self.out.patch(place, &reply.admitted.statuses);
-        }
-        reply.admitted.complete(&self.context, Direction::Read);
-        if self.spare.len() < MAX_REPLIES {
-            self.spare.push(reply.admitted);
-        }
     }
 
     /// Counts why the connection ended.
@@ -474,5 +413,6 @@ impl Scratch {
 }
 
 mod greeting;
+mod reply;
 #[cfg(test)]
 mod tests;

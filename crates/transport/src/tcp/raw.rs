@@ -111,6 +111,15 @@ pub(super) fn place(bytes: &[u8], to: Span) {
     racy::copy(target, Source::from_slice(bytes));
 }
 
+/// Appends bytes by address to a buffer.
+pub(super) fn append(to: &mut Vec<u8>, from: Span) {
+    let start = to.len();
+    to.resize(start + from.len, 0);
+    // SAFETY: mapped and readable for the call (the module's invariant).
+    let source = unsafe { Source::new(from.addr as *const u8, from.len) };
+    racy::copy(Target::from_slice(&mut to[start..]), source);
+}
+
 /// Continues a CRC-32C over bytes by address.
 pub(super) fn checksum(crc: u32, of: Span) -> u32 {
     // SAFETY: mapped and readable for the call (the module's invariant).
