@@ -98,7 +98,7 @@ impl Lead {
         };
         if self.lane.has_more() {
             self.lane.drive(Readiness::default());
-        } else if sleep(self.lane.socket(), full) {
+        } else if !self.lane.look() && sleep(self.lane.socket(), full) {
             self.lane.drive(Readiness {
                 readable: true,
                 writable: full,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::replica::{PutStart, ReplicateConfig};
-use layercake_store::{ClientConfig, StoreClient, StoreError};
 use layercake_store::link::{Exists, LinkState, MasterLink, StartOptions};
+use layercake_store::{ClientConfig, StoreClient, StoreError};
 use tokio::runtime::Handle;
 
 use crate::common::proxy::{Flow, Proxy};
@@ -82,7 +82,9 @@ async fn threads_that_block_and_tasks_move_bytes_over_the_same_connections() {
             async move {
                 let key = key(format!("{caller}-{round}"));
                 let size = [100, 4096, 70_000][usize::from(round % 3)];
-                let bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8 ^ caller ^ round).collect();
+                let bytes: Vec<u8> = (0..size)
+                    .map(|at| (at % 251) as u8 ^ caller ^ round)
+                    .collect();
                 client.store(&key, &bytes).await;
                 assert!(client.load(&key).await.expect("it is there") == bytes);
             }

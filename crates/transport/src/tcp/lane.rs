@@ -22,6 +22,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::event_loop::LoopShared;
 use super::lane_state::{LaneState, Settled};
 use super::lead::LaneHelper;
+use super::patience::Patience;
 use super::peer::PeerShared;
 use crate::backend::Context;
 use crate::error::PieceError;
@@ -41,6 +42,7 @@ pub(super) struct Lane {
     /// A notice is on its way to the event loop.
     notified: AtomicBool,
     helper: Arc<LaneHelper>,
+    pub(super) patience: Patience,
 }
 
 /// Bytes that are moved in one turn before others get theirs.
@@ -77,6 +79,7 @@ impl Lane {
     ) -> Arc<Self> {
         Arc::new_cyclic(|lane| Self {
             helper: Arc::new(LaneHelper(Weak::clone(lane))),
+            patience: Patience::new(),
             peer,
             context,
             home,

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::lane::{Driver, Lane, Readiness, TURN_BYTES};
+use super::patience::LOOK_FOR;
 use crate::job::{Job, WaitHelper};
 use crate::lead::Lead;
 
@@ -51,6 +52,7 @@ impl WaitHelper for LaneHelper {
             stream,
             job: Arc::clone(job),
             more: false,
+            looked: false,
         }))
     }
 
@@ -67,6 +69,8 @@ pub(crate) struct LaneLead {
     stream: Arc<TcpStream>,
     job: Arc<Job>,
     more: bool,
+    /// For the answer, before sleeping.
+    looked: bool,
 }
 
 impl LaneLead {
@@ -85,6 +89,29 @@ impl LaneLead {
             return None;
         }
         self.lane.state.lock().is_led(&self.stream)
+    }
+
+    /// Looks for the answer for a moment, the first time. Returns whether it came.
+    pub(crate) fn look(&mut self) -> bool {
+        if std::mem::replace(&mut self.looked, true) || !self.lane.patience.is_there() {
+            return false;
+        }
+        let until = Instant::now() + LOOK_FOR;
+        let came = loop {
+            self.drive(Readiness {
+                readable: true,
+                ..Readiness::default()
+            });
+            if self.job.is_done() {
+                break true;
+            }
+            if Instant::now() >= until {
+                break false;
+            }
+            std::thread::yield_now();
+        };
+        self.lane.patience.learn(came);
+        came
     }
 
     pub(crate) fn drive(&mut self, ready: Readiness) {

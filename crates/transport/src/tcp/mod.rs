@@ -22,6 +22,7 @@ mod lane_state;
 mod lead;
 mod link;
 mod out;
+mod patience;
 mod payload;
 mod peer;
 mod peers;
