@@ -45,7 +45,9 @@ impl Conn {
                 out.extend_from_slice(&admitted.statuses);
             }
             if copied {
-                places.iter().for_each(|span| raw::append(out, *span));
+                for span in places {
+                    raw::append(out, *span);
+                }
             }
         });
         if copied {
