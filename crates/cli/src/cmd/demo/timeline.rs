@@ -112,8 +112,9 @@ fn panel(area: &Area<'_>, title: &str, done: &Done) -> Drawn {
         .margin_right(20)
         .x_label_area_size(FOOT)
         .y_label_area_size(60)
-        // The first layer is above.
-        .build_cartesian_2d(0.0..end * 1.01, layers..0.0)?;
+        .margin_left(8)
+        // The first layer is above; a layer's number is in the middle of its row.
+        .build_cartesian_2d(0.0..end * 1.01, layers - 0.5..-0.5)?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -122,19 +123,25 @@ fn panel(area: &Area<'_>, title: &str, done: &Done) -> Drawn {
         .axis_style(INK)
         .x_desc("ms")
         .y_desc("layer")
-        .y_labels(done.exposed_us.len() + 1)
+        .y_labels(done.exposed_us.len())
         .y_label_formatter(&|layer| format!("{layer:.0}"))
+        .x_label_formatter(&|ms| format!("{}", (ms * 1000.0).round() / 1000.0))
         .draw()?;
     let bar = |span: &Stretch| {
         let (from, to) = span.kind.part();
-        let row = f64::from(span.layer);
+        let row = f64::from(span.layer) - 0.5;
         let corners = [
             (span.begin_us / 1000.0, row + from),
             (span.end_us / 1000.0, row + to),
         ];
         Rectangle::new(corners, span.kind.colour().filled())
     };
-    chart.draw_series(done.spans.iter().map(bar))?;
+    // A wait that is over before a dot is full would be drawn as one.
+    let seen = |span: &&Stretch| {
+        let ms = (span.end_us - span.begin_us) / 1000.0;
+        span.kind != Kind::Wait || ms * f64::from(WIDTH) > end
+    };
+    chart.draw_series(done.spans.iter().filter(seen).map(bar))?;
     Ok(())
 }
 

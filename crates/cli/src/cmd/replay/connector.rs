@@ -279,6 +279,8 @@ impl ConnectorRequests {
         let (scheduler, worker) = (self.scheduler.stats(), self.worker.stats());
         let since = |now: u64, before: u64| now.saturating_sub(before);
         done.keys_queried = since(scheduler.keys_queried, before.0.keys_queried);
+        let window = options().lookup_window_blocks.get() as u64;
+        done.keys_bound = since(scheduler.hit_blocks, before.0.hit_blocks) + window;
         done.saved_blocks = since(worker.saved_blocks, before.1.saved_blocks);
         done.skipped_blocks = since(worker.saved_elsewhere, before.1.saved_elsewhere);
         done.unsaved_blocks = since(worker.failed_saves, before.1.failed_saves)

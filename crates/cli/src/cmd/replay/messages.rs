@@ -69,6 +69,8 @@ pub(crate) struct Done {
     pub(crate) blocks: u64,
     /// Keys that the master was asked for.
     pub(crate) keys_queried: u64,
+    /// The most that its look-up may ask for: its hit and one window.
+    pub(crate) keys_bound: u64,
     /// Blocks of its prefix that the look-up promised.
     pub(crate) found_blocks: u64,
     /// Blocks of its prefix that were loaded, and held what they must.

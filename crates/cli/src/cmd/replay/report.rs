@@ -80,6 +80,7 @@ impl Totals {
         let sum = &mut self.sum;
         sum.blocks += done.blocks;
         sum.keys_queried += done.keys_queried;
+        sum.keys_bound += done.keys_bound;
         sum.found_blocks += done.found_blocks;
         sum.hit_blocks += done.hit_blocks;
         sum.mismatched_blocks += done.mismatched_blocks;
@@ -102,8 +103,10 @@ pub(crate) struct Report {
     /// Prefix blocks that were loaded and held every byte they must.
     pub(crate) hit_blocks: u64,
     pub(crate) hit_ratio: f64,
-    /// Keys that the master was asked for by look-ups: at most the hits and one window a request.
+    /// Keys that the master was asked for by look-ups.
     pub(crate) keys_queried: u64,
+    /// What the look-ups may have asked for at most: the hits and one window a request.
+    pub(crate) keys_queried_bound: u64,
     /// Blocks that were served with a wrong byte: always 0, or the store is broken.
     pub(crate) mismatches: u64,
     /// Blocks that the store refused to serve because their bytes were damaged: always 0, too.
@@ -181,6 +184,7 @@ impl Report {
             hit_blocks: sum.hit_blocks,
             hit_ratio: (hit_ratio * 1e4).round() / 1e4,
             keys_queried: sum.keys_queried,
+            keys_queried_bound: sum.keys_bound,
             mismatches: sum.mismatched_blocks,
             corrupt_blocks: sum.corrupt_blocks,
             failed_requests: totals.failed_requests,
@@ -243,6 +247,7 @@ impl Report {
         row("  served from the store", thousands(self.hit_blocks));
         row("  hit ratio", format!("{:.1} %", self.hit_ratio * 100.0));
         row("  asked for by look-ups", thousands(self.keys_queried));
+        row("    at most", thousands(self.keys_queried_bound));
         row("  with a wrong byte", thousands(self.mismatches));
         if self.corrupt_blocks > 0 {
             row("  found damaged", thousands(self.corrupt_blocks));

@@ -88,6 +88,7 @@ impl SessionRequests {
         };
         done.found_blocks = found.blocks as u64;
         done.keys_queried = found.keys_queried;
+        done.keys_bound = done.found_blocks + LOOKUP_WINDOW as u64;
         let epoch = found.epoch;
 
         let mut at = 0;
