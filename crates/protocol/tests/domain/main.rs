@@ -5,6 +5,7 @@ mod code;
 mod early;
 mod fingerprint;
 mod header;
+mod header_properties;
 mod key;
 mod layout;
 mod range;

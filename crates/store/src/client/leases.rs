@@ -98,11 +98,16 @@ impl Leases {
             answered: 0,
         };
         let leases = &core.leases;
-        {
+        let ready = {
             let mut inner = leases.inner.lock();
+            let mut ready = true;
             for key in keys {
-                inner.table.begin_start(key);
+                ready &= inner.table.begin_start(key);
             }
+            ready
+        };
+        if ready {
+            return Ok(starting);
         }
         let deadline = tokio::time::Instant::now() + GIVE_BACK_PATIENCE;
         loop {

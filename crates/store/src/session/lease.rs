@@ -171,10 +171,12 @@ pub(crate) struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// Announces a start. The caller sends it when [`may_start`](Self::may_start) says so, and then
-    /// calls [`finish_start`](Self::finish_start), once for each announcement.
-    pub(crate) fn begin_start(&mut self, key: &ObjectKey) {
-        self.keys.entry(key.clone()).or_default().starting += 1;
+    /// Announces a start, and tells whether it [may be sent](Self::may_start). The caller sends it when it may, and
+    /// then calls [`finish_start`](Self::finish_start), once for each announcement.
+    pub(crate) fn begin_start(&mut self, key: &ObjectKey) -> bool {
+        let entry = self.keys.entry(key.clone()).or_default();
+        entry.starting += 1;
+        entry.giving == 0
     }
 
     /// Whether no give-back of the key is under way.
