@@ -93,6 +93,9 @@ pub struct Options {
     pub prefer_same_node: bool,
     /// `local_fanout`: `"auto"`, `"on"` or `"off"`; default `"auto"`.
     pub local_fanout: LocalFanout,
+    /// `per_layer_readiness`, default false: layers are published as they are saved, and blocks that others are
+    /// saving so are loaded before they are complete.
+    pub per_layer_readiness: bool,
     /// `session_window_blocks`: get sessions that are open at once, default 1024.
     pub session_window_blocks: NonZeroUsize,
     /// `lookup_window_blocks`: blocks in one question to the master, default 64.
@@ -124,6 +127,7 @@ impl Default for Options {
             preferred_segment: None,
             prefer_same_node: false,
             local_fanout: LocalFanout::Auto,
+            per_layer_readiness: false,
             session_window_blocks: const { count(1024) },
             lookup_window_blocks: const { count(64) },
             decline_slow_loads: true,
@@ -211,7 +215,7 @@ impl Options {
                 ("off", LocalFanout::Off),
             ],
         )?;
-        map.readiness()?;
+        map.switch("per_layer_readiness", &mut options.per_layer_readiness)?;
         map.blocks("session_window_blocks", &mut options.session_window_blocks)?;
         map.blocks("lookup_window_blocks", &mut options.lookup_window_blocks)?;
         map.switch("decline_slow_loads", &mut options.decline_slow_loads)?;
@@ -341,20 +345,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Known by name, but the store can't serve layers of an object that is not complete.
-    fn readiness(&self) -> Result<(), ConnectorError> {
-        let mut wanted = false;
-        self.switch("per_layer_readiness", &mut wanted)?;
-        if wanted {
-            return Err(ConnectorError::Unsupported {
-                setting: "per_layer_readiness",
-                value: "true".to_owned(),
-                accepted: "only complete objects can be read, set it to false",
-            });
-        }
-        Ok(())
-    }
-
     fn audit_log(&self) -> Result<Option<PathBuf>, ConnectorError> {
         let on = match self.0.get("audit_log") {
             None => false,
@@ -395,6 +385,13 @@ impl Reader<'_> {
                 first: "use_layerwise = false",
                 second,
                 detail: "whole objects are not loaded layer by layer",
+            });
+        }
+        if !options.layerwise && options.per_layer_readiness {
+            return Err(ConnectorError::Contradiction {
+                first: "use_layerwise = false",
+                second: "per_layer_readiness = true",
+                detail: "whole objects are not saved layer by layer",
             });
         }
         if !options.role.saves() && options.save_decode_cache {

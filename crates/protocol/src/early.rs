@@ -1,4 +1,4 @@
-//! The table in which a writer publishes ranges of an object that is not complete yet (decision 0017).
+//! The table in which a writer publishes ranges of an object that is not complete yet (decision 0020).
 //!
 //! ```text
 //! segment: … | header (header_len): head, names, rows … table of slots | payload | …

@@ -28,7 +28,7 @@ fn every_option_is_read() {
         "preferred_segment": "node-1/0",
         "prefer_alloc_in_same_node": true,
         "local_fanout": "on",
-        "per_layer_readiness": false,
+        "per_layer_readiness": true,
         "session_window_blocks": 100,
         "lookup_window_blocks": 32,
         "decline_slow_loads": false,
@@ -52,6 +52,7 @@ fn every_option_is_read() {
             preferred_segment: Some("node-1/0".to_owned()),
             prefer_same_node: true,
             local_fanout: LocalFanout::On,
+            per_layer_readiness: true,
             session_window_blocks: n(100),
             lookup_window_blocks: n(32),
             decline_slow_loads: false,
@@ -144,6 +145,7 @@ fn contradictions_name_both_options() {
 
 #[test]
 fn reading_layers_of_incomplete_objects_is_refused_by_name() {
-    assert!(refusal(&json!({"per_layer_readiness": true})).contains("per_layer_readiness"));
+    let whole = json!({"per_layer_readiness": true, "use_layerwise": false});
+    assert!(refusal(&whole).contains("per_layer_readiness"));
     assert!(refusal(&json!({"per_layer_readiness": 1})).contains("per_layer_readiness"));
 }

@@ -149,9 +149,10 @@ impl StoreScheduler {
         );
         let (store, answer) = (self.store.clone(), self.answer.clone());
         let deadline = self.options.lookup_timeout;
+        let early = self.options.per_layer_readiness;
         self.lookups.spawn_on(
             async move {
-                let asked = tokio::time::timeout(deadline, run(&store, &keys, lookup)).await;
+                let asked = tokio::time::timeout(deadline, run(&store, &keys, lookup, early)).await;
                 let found = asked.unwrap_or(Err(MissReason::TimeOut));
                 // Nobody is left to be told once the scheduler is gone.
                 drop(answer.send((question, found)));
@@ -161,24 +162,50 @@ impl StoreScheduler {
     }
 }
 
-/// Asks window after window.
+/// Asks window after window. With `early`, what is being written by a writer that publishes it counts as readable.
 async fn run(
     store: &StoreClient,
     keys: &[ObjectKey],
     mut lookup: Lookup,
+    early: bool,
 ) -> Result<Found, MissReason> {
+    let missed = |error| {
+        tracing::debug!(%error, "a look-up counts as a miss");
+        MissReason::Master
+    };
     while let Some(window) = lookup.next() {
-        let recency = Recency {
-            epoch: lookup.epoch(),
-            first_index: u32::try_from(window.start).unwrap_or(u32::MAX),
-        };
-        let answer = store.probe_prefix(&keys[window], recency).await;
-        let answer = answer.map_err(|error| {
-            tracing::debug!(%error, "a look-up counts as a miss");
-            MissReason::Master
-        })?;
-        let states: Vec<KeyState> = answer.states.iter().map(|state| state_of(*state)).collect();
-        lookup.answer(&states, answer.epoch, answer.keys_queried);
+        let (keys, start) = (&keys[window.clone()], window.start);
+        let mut states: Vec<KeyState> = Vec::with_capacity(keys.len());
+        let (mut epoch, mut queried) = (lookup.epoch(), 0);
+        while states.len() < keys.len() {
+            let rest = &keys[states.len()..];
+            let recency = Recency {
+                epoch,
+                first_index: u32::try_from(start + states.len()).unwrap_or(u32::MAX),
+            };
+            let answer = store.probe_prefix(rest, recency).await.map_err(missed)?;
+            epoch = answer.epoch;
+            queried += answer.keys_queried;
+            let found = answer.states.iter().map(|state| state_of(*state));
+            let readable = found
+                .clone()
+                .take_while(|state| *state == KeyState::Readable);
+            let readable = readable.count();
+            let reserved = found.clone().nth(readable) == Some(KeyState::Reserved);
+            if !(early && reserved) {
+                states.extend(found);
+                break;
+            }
+            states.extend(found.take(readable));
+            let published = store.publishing(&rest[readable..]).await.map_err(missed)?;
+            let published = published.iter().take_while(|published| **published).count();
+            states.extend(std::iter::repeat_n(KeyState::Readable, published));
+            if published == 0 {
+                states.push(KeyState::Reserved);
+                break;
+            }
+        }
+        lookup.answer(&states, epoch, queried);
     }
     Ok(lookup.found())
 }

@@ -254,13 +254,19 @@ impl StoreWorker {
         Some(board)
     }
 
-    fn begin_saves(&self, caches: &Arc<Caches>, rows: Vec<sender::SaveRow>) -> Option<Save> {
+    fn begin_saves(
+        &self,
+        caches: &Arc<Caches>,
+        rows: Vec<sender::SaveRow>,
+        loads: bool,
+    ) -> Option<Save> {
         if rows.is_empty() {
             return None;
         }
         let step = Arc::new(SaveStep {
             caches: Arc::clone(caches),
             rows,
+            publish: self.shared.options.per_layer_readiness && !loads,
             given_up: false.into(),
         });
         if !self
@@ -376,7 +382,7 @@ impl WorkerSide for StoreWorker {
         }
         let saves = plan::saves(self, step)?;
         let board = self.begin_loads(&caches, loads, ready);
-        let save = self.begin_saves(&caches, saves);
+        let save = self.begin_saves(&caches, saves, board.is_some());
         self.step = Some(Step {
             number: step.step,
             requests: step.requests.iter().map(|r| r.request.clone()).collect(),

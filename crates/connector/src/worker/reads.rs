@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use layercake_protocol::layout::AppliedRanges;
-use layercake_store::{GetSession, RangeRead, ReadDone, StoreError};
+use layercake_store::{EarlyRead, EarlySession, GetSession, RangeRead, ReadDone, StoreError};
 use layercake_transport::{LocalSlice, PieceError};
 
 use super::receiver::LoadJob;
@@ -25,6 +25,37 @@ pub(crate) struct Done {
     pub(crate) took: Duration,
     /// Bytes that were asked for.
     pub(crate) asked: u64,
+}
+
+/// A session on a row's object.
+pub(crate) enum Session {
+    Complete(GetSession),
+    /// Perhaps still being written. In a job all are, or none is.
+    Early(EarlySession),
+}
+
+impl Session {
+    pub(crate) fn size(&self) -> u64 {
+        match self {
+            Self::Complete(session) => session.size(),
+            Self::Early(session) => session.size(),
+        }
+    }
+
+    pub(crate) fn layout_id(&self) -> u64 {
+        match self {
+            Self::Complete(session) => session.layout_id(),
+            Self::Early(session) => session.layout_id(),
+        }
+    }
+
+    /// The lease to give back, if there is one.
+    pub(crate) fn into_complete(self) -> Option<GetSession> {
+        match self {
+            Self::Complete(session) => Some(session),
+            Self::Early(session) => session.completed(),
+        }
+    }
 }
 
 type Reading = std::pin::Pin<Box<dyn Future<Output = Vec<Result<ReadDone, StoreError>>> + Send>>;
@@ -56,7 +87,7 @@ impl Call {
         shared: &Shared,
         job: &LoadJob,
         layer: usize,
-        rows: &[&(usize, GetSession)],
+        rows: &[&(usize, Session)],
         scratch: &mut AppliedRanges,
     ) -> Option<Self> {
         let within: Vec<(u64, u64)> = job.caches.within(layer).collect();
@@ -69,7 +100,7 @@ impl Call {
             if let Some((copy, ranges)) = stage(shared, job, at, &targets, &within) {
                 copies.push(copy);
                 of_row.push(at);
-                reads.push(RangeRead { session, ranges });
+                reads.push((session, ranges));
                 continue;
             }
             if targets.len() > 1 && layer == 0 {
@@ -77,7 +108,7 @@ impl Call {
             }
             for ranges in targets {
                 of_row.push(at);
-                reads.push(RangeRead { session, ranges });
+                reads.push((session, ranges));
             }
         }
         if layer == 0 {
@@ -95,7 +126,7 @@ impl Call {
             within,
             begun,
             asked,
-            reading: Box::pin(shared.store.read_ranges(reads)),
+            reading: reading(shared, reads),
         })
     }
 
@@ -139,6 +170,23 @@ impl Call {
             asked: self.asked,
         }
     }
+}
+
+/// Hands reads to the store. Those that wait for a writer are given half the time that the computation waits for a layer,
+/// so that they fail before it does.
+fn reading(shared: &Shared, reads: Vec<(&Session, Vec<layercake_store::Range>)>) -> Reading {
+    let (mut complete, mut early) = (Vec::new(), Vec::new());
+    for (session, ranges) in reads {
+        match session {
+            Session::Complete(session) => complete.push(RangeRead { session, ranges }),
+            Session::Early(session) => early.push(EarlyRead { session, ranges }),
+        }
+    }
+    if early.is_empty() {
+        return Box::pin(shared.store.read_ranges(complete));
+    }
+    let within = shared.options.layer_timeout / 2;
+    Box::pin(shared.store.read_early(early, within))
 }
 
 /// Plans to read a row's layer once. `None`: it is not worth it, or there is no slot.

@@ -16,14 +16,14 @@ use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::Recency;
-use layercake_store::{GetOptions, GetRequest, GetSession, StoreError};
+use layercake_store::{GetOptions, GetRequest, StoreError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::board::Receiving;
 use super::caches::Caches;
 use super::queue::Queue;
-use super::reads::{Call, Done};
+use super::reads::{Call, Done, Session};
 use super::shared::{Loading, Shared, reached};
 use super::staging::Staging;
 use crate::audit::Operation;
@@ -192,13 +192,16 @@ impl Load<'_> {
         for (row, _) in &sessions {
             self.note(Operation::GetEnd, *row, None, None);
         }
-        let sessions = sessions.into_iter().map(|(_, session)| session).collect();
+        let sessions = sessions.into_iter();
+        let sessions = sessions
+            .filter_map(|(_, session)| session.into_complete())
+            .collect();
         // Nobody waits for the leases: what is read next is another tile's, or another step's.
         self.shared.store.release_gets(sessions);
     }
 
     /// Opens the sessions of these rows; what can't be opened fails.
-    async fn open(&self, rows: &[usize], keep_lease: bool) -> Vec<(usize, GetSession)> {
+    async fn open(&self, rows: &[usize], keep_lease: bool) -> Vec<(usize, Session)> {
         let mut sessions = Vec::with_capacity(rows.len());
         let of = |row: usize| &self.job.rows[row];
         // A call's keys follow on each other in one prefix.
@@ -216,12 +219,7 @@ impl Load<'_> {
                     fingerprint: self.shared.fingerprint,
                     keep_lease,
                 };
-                let mut started = self
-                    .shared
-                    .store
-                    .start_gets(&keys, options)
-                    .await
-                    .into_iter();
+                let mut started = self.start(&keys, options).await.into_iter();
                 for &row in rows {
                     let started = started.next();
                     let error = started.as_ref().and_then(|started| started.as_ref().err());
@@ -238,8 +236,24 @@ impl Load<'_> {
         sessions
     }
 
+    async fn start(
+        &self,
+        keys: &[ObjectKey],
+        options: GetOptions,
+    ) -> Vec<Result<Session, StoreError>> {
+        let store = &self.shared.store;
+        if self.shared.options.per_layer_readiness {
+            let started = store.start_early_gets(keys, options).await.into_iter();
+            return started.map(|session| session.map(Session::Early)).collect();
+        }
+        let started = store.start_gets(keys, options).await.into_iter();
+        started
+            .map(|session| session.map(Session::Complete))
+            .collect()
+    }
+
     /// Whether an object has this side's layout; one without a word about it is judged by its size.
-    fn fits(&self, session: &GetSession) -> bool {
+    fn fits(&self, session: &Session) -> bool {
         let layout = session.layout_id();
         session.size() == self.job.caches.object_len()
             && (layout == 0 || layout == self.shared.layout.layout_id())
@@ -259,10 +273,10 @@ impl Load<'_> {
     }
 
     /// Asks for a layer of all rows that are still good.
-    fn ask(&mut self, layer: usize, sessions: &[(usize, GetSession)], flights: &mut JoinSet<Done>) {
+    fn ask(&mut self, layer: usize, sessions: &[(usize, Session)], flights: &mut JoinSet<Done>) {
         let board = &self.job.receiving.0;
-        let rows: Vec<&(usize, GetSession)> = board.look(|state| {
-            let alive = |(row, _): &&(usize, GetSession)| state.is_alive(*row);
+        let rows: Vec<&(usize, Session)> = board.look(|state| {
+            let alive = |(row, _): &&(usize, Session)| state.is_alive(*row);
             sessions.iter().filter(alive).collect()
         });
         let calls = self.shared.loads.lock().calls(rows.len());
@@ -366,7 +380,8 @@ async fn rest(pause: Option<Duration>) {
 fn reason(error: &StoreError) -> MissReason {
     match error {
         StoreError::Refused(Refusal::NotFound) => MissReason::Evicted,
-        StoreError::Refused(Refusal::NotReady | Refusal::InProgress) => MissReason::InProgress,
+        StoreError::Refused(Refusal::NotReady | Refusal::InProgress | Refusal::Superseded)
+        | StoreError::WriterGone { .. } => MissReason::InProgress,
         StoreError::Refused(Refusal::LeaseExpired) => MissReason::Lease,
         StoreError::FingerprintMismatch { .. } => MissReason::OtherFingerprint,
         StoreError::ChecksumMismatch { .. } => MissReason::Damaged,

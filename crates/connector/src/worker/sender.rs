@@ -29,6 +29,9 @@ use crate::tracker::PutOutcome;
 pub(crate) struct SaveStep {
     pub(crate) caches: Arc<Caches>,
     pub(crate) rows: Vec<SaveRow>,
+    /// What is written is published at once. Not beside loads: one that fails makes void what is computed, and that shows
+    /// only later.
+    pub(crate) publish: bool,
     /// The engine went on without: everything is revoked.
     pub(crate) given_up: AtomicBool,
 }
@@ -143,6 +146,7 @@ impl Sender {
             prefix_index: Some(shared.prefix_index(row.index)),
             ..PutStart::new(row.key.clone(), step.caches.object_len())
         });
+        let puts = puts.map(|put| if step.publish { put.early_reads() } else { put });
         let recency = Recency {
             epoch,
             first_index: 0,

@@ -1,6 +1,7 @@
 //! The connector on a real store: a master, a node and clients in this process.
 
 mod cluster;
+mod early;
 mod order;
 mod random;
 mod rig;

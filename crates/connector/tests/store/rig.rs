@@ -275,7 +275,7 @@ impl Rank {
         (0..self.layers.len()).all(|layer| self.has_layer(layer, block, hash))
     }
 
-    fn has_layer(&self, layer: usize, block: BlockId, hash: &BlockHash) -> bool {
+    pub(crate) fn has_layer(&self, layer: usize, block: BlockId, hash: &BlockHash) -> bool {
         let (spec, memories) = &self.layers[layer];
         spec.entries.iter().zip(memories).all(|(entry, memory)| {
             let mut found = vec![0; usize::try_from(entry.len).expect("small")];

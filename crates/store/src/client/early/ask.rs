@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::GetStarted;
 
-use super::{EarlySession, Seen, Stage, Writing, without_checksums};
+use parking_lot::Mutex;
+
+use super::{EarlySession, Seen, Shared, Stage, Writing, without_checksums};
 use crate::client::StoreClient;
 use crate::client::get_start::GetOptions;
 use crate::client::places::Targets;
@@ -67,6 +68,15 @@ impl StoreClient {
             answers[at] = opened;
         }
         answers
+    }
+
+    /// Which objects are being written by writers that publish what they have. Grants no lease.
+    pub async fn publishing(&self, keys: &[ObjectKey]) -> Result<Vec<bool>, StoreError> {
+        let found = self.unfinished(keys, GetOptions::default()).await?;
+        let found = found.iter();
+        Ok(found
+            .map(|found| matches!(found, Found::Writing(..)))
+            .collect())
     }
 
     /// Sessions on complete objects.
@@ -178,7 +188,6 @@ fn session(
     targets: &Targets,
     options: GetOptions,
 ) -> Result<EarlySession, StoreError> {
-    let generation: Generation = found.generation();
     let table = found.early.ok_or(Refusal::NotReady)?;
     if let Some(expected) = options.fingerprint
         && found.fingerprint != Some(expected)
@@ -198,11 +207,12 @@ fn session(
         table,
         seen: Seen::new(table.slots),
     };
-    let stage = Stage::Writing(writing);
-    Ok(EarlySession::new(
-        key.clone(),
-        found.size,
-        (generation, options),
-        stage,
-    ))
+    Ok(EarlySession::new(Shared {
+        key: key.clone(),
+        size: found.size,
+        generation: found.generation(),
+        layout_id: found.layout_id,
+        options,
+        stage: Mutex::new(Stage::Writing(writing)),
+    }))
 }

@@ -1,4 +1,4 @@
-//! Reading what is written of objects that are not complete (decision 0017).
+//! Reading what is written of objects that are not complete (decision 0020).
 //!
 //! A writer that opts in ([`PutStart::early_reads`](layercake_protocol::replica::PutStart::early_reads)) *publishes* each
 //! range when its bytes have landed in every replica: a record with its place and checksum, in a table in front of
@@ -52,6 +52,7 @@ struct Shared {
     key: ObjectKey,
     size: u64,
     generation: Generation,
+    layout_id: u64,
     options: GetOptions,
     stage: Mutex<Stage>,
 }
@@ -73,19 +74,7 @@ struct Writing {
 }
 
 impl EarlySession {
-    fn new(
-        key: ObjectKey,
-        size: u64,
-        (generation, options): (Generation, GetOptions),
-        stage: Stage,
-    ) -> Self {
-        let shared = Shared {
-            key,
-            size,
-            generation,
-            options,
-            stage: Mutex::new(stage),
-        };
+    fn new(shared: Shared) -> Self {
         Self {
             shared: Arc::new(shared),
         }
@@ -93,13 +82,14 @@ impl EarlySession {
 
     /// A session on an object that was complete when it began.
     fn complete(session: GetSession, options: GetOptions) -> Self {
-        let version = (session.generation(), options);
-        Self::new(
-            session.key().clone(),
-            session.size(),
-            version,
-            Stage::Complete(session),
-        )
+        Self::new(Shared {
+            key: session.key().clone(),
+            size: session.size(),
+            generation: session.generation(),
+            layout_id: session.layout_id(),
+            options,
+            stage: Mutex::new(Stage::Complete(session)),
+        })
     }
 
     /// The object's key.
@@ -115,6 +105,11 @@ impl EarlySession {
     /// The object's version. It stays the same for the life of the session.
     pub fn generation(&self) -> Generation {
         self.shared.generation
+    }
+
+    /// The layout that the writer uses; 0: none.
+    pub fn layout_id(&self) -> u64 {
+        self.shared.layout_id
     }
 
     /// The ordinary session that this one has become; `None`: as far as it knows, the object is not complete.

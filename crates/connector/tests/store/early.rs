@@ -1,0 +1,213 @@
+//! Blocks that are loaded while another engine still saves them.
+//!
+//! The engine that saves is held between its layers by events that only the test sets, so that what the other has loaded
+//! meanwhile can't have been there by luck.
+
+use layercake_connector::contract::{BlockHash, BlockId, Event, HostEvent, WorkerSide as _};
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_store::StoreClient;
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE, deployment, eventually, hashes};
+use crate::rig::{Rig, pending};
+
+const LAYERS: u32 = 3;
+const TABLE: [BlockId; 5] = [3, 1, 4, 15, 9];
+
+fn early() -> Value {
+    json!({"per_layer_readiness": true})
+}
+
+/// A step that computes 4 blocks and a token, and saves the layers as these events say.
+fn prefill(rig: &mut Rig, hashes: &[BlockHash], ready: &[Event]) {
+    let part = ("p", TABLE.as_slice(), 17, 0, 17);
+    let parts = [(part, hashes)];
+    let metadata = rig.plan(&parts, &[]);
+    for rank in &mut rig.ranks {
+        let begun = rank.worker.start_load(&metadata, HostEvent::done());
+        begun.expect("begins");
+        for layer in 0..LAYERS {
+            rank.worker.wait_for_layer(layer).expect("nothing to load");
+            let at = usize::try_from(layer).expect("few");
+            rank.compute(at, &parts);
+            let saved = rank.worker.save_layer(layer, ready[at].clone());
+            saved.expect("handed over");
+        }
+        rank.worker.wait_for_save(HostEvent::done()).expect("ends");
+        rank.worker.clear_metadata();
+    }
+}
+
+fn has_layer(rig: &Rig, layer: u32, table: &[BlockId], hashes: &[BlockHash]) -> bool {
+    let layer = usize::try_from(layer).expect("few");
+    rig.ranks.iter().all(|rank| {
+        let mut blocks = table.iter().zip(hashes);
+        blocks.all(|(block, hash)| rank.has_layer(layer, *block, hash))
+    })
+}
+
+/// Waits until the saves of these blocks have begun, on all ranks.
+async fn all_published(rig: &Rig, store: &StoreClient, hashes: &[BlockHash]) {
+    let ranks = 0..rig.ranks.len();
+    let keys = ranks.flat_map(|rank| hashes.iter().map(move |hash| rig.key(rank, hash)));
+    let keys: Vec<ObjectKey> = keys.collect();
+    let until = tokio::time::Instant::now() + PATIENCE;
+    while store.publishing(&keys).await.expect("up").contains(&false) {
+        assert!(tokio::time::Instant::now() < until, "the puts begin");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn layers_are_loaded_while_later_ones_are_not_saved() {
+    let cluster = Cluster::start().await;
+    for ranks in [1, 2] {
+        let (deployment, hashes) = (
+            deployment(ranks),
+            hashes(u8::try_from(ranks).expect("few"), 4),
+        );
+        let store = cluster.client().await;
+        let mut saving = Rig::new(&deployment, &store, &early());
+        assert_eq!(saving.admit("p", &hashes).await, 0);
+        let (second, may_second) = pending();
+        let (third, may_third) = pending();
+        let events = [HostEvent::done(), may_second, may_third];
+        tokio::task::block_in_place(|| prefill(&mut saving, &hashes, &events));
+        all_published(&saving, &store, &hashes).await;
+
+        // Who did not ask for it finds nothing.
+        let mut plain = Rig::new(&deployment, &cluster.client().await, &json!({}));
+        assert_eq!(plain.matched("n", &hashes).await, 0);
+        let mut loading = Rig::new(&deployment, &cluster.client().await, &early());
+        assert_eq!(
+            loading.admit("d", &hashes).await,
+            16,
+            "all blocks are published"
+        );
+        let table: Vec<BlockId> = (20..25).collect();
+        let metadata = loading.plan(&[(("d", &table, 17, 16, 1), &hashes)], &[]);
+        for rank in &mut loading.ranks {
+            let begun = rank.worker.start_load(&metadata, HostEvent::done());
+            begun.expect("begins");
+        }
+        let layer = |loading: &mut Rig, layer| {
+            tokio::task::block_in_place(|| {
+                for rank in &mut loading.ranks {
+                    let ready = rank.worker.wait_for_layer(layer).expect("in time");
+                    assert!(ready.invalid_blocks.is_empty(), "{ready:?}");
+                }
+            });
+            assert!(
+                has_layer(loading, layer, &table[..4], &hashes),
+                "layer {layer}"
+            );
+        };
+        let complete = cluster.monitor.status().objects;
+        layer(&mut loading, 0);
+        assert!(!has_layer(&loading, 1, &table[..4], &hashes));
+        second.set();
+        layer(&mut loading, 1);
+        assert!(!has_layer(&loading, 2, &table[..4], &hashes));
+        assert_eq!(cluster.monitor.status().objects, complete, "none is whole");
+        third.set();
+        layer(&mut loading, 2);
+        for rank in &mut loading.ranks {
+            rank.worker.wait_for_save(HostEvent::done()).expect("ends");
+            let results = rank.worker.take_results();
+            assert!(results.invalid_blocks.is_empty());
+            rank.worker.clear_metadata();
+        }
+        saving.close().await;
+        loading.close().await;
+        plain.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn blocks_that_their_writer_loses_are_invalid() {
+    let cluster = Cluster::start().await;
+    let (store, deployment, hashes) = (cluster.client().await, deployment(1), hashes(1, 4));
+    let mut saving = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(saving.admit("p", &hashes).await, 0);
+    let (later, may_later) = pending();
+    let events = [HostEvent::done(), may_later.clone(), may_later];
+    tokio::task::block_in_place(|| prefill(&mut saving, &hashes, &events));
+    all_published(&saving, &store, &hashes).await;
+    let mut loading = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(loading.admit("d", &hashes).await, 16);
+    let table: Vec<BlockId> = (20..25).collect();
+    let metadata = loading.plan(&[(("d", &table, 17, 16, 1), &hashes)], &[]);
+    let worker = &mut loading.ranks[0].worker;
+    worker
+        .start_load(&metadata, HostEvent::done())
+        .expect("begins");
+    let ready = tokio::task::block_in_place(|| worker.wait_for_layer(0)).expect("in time");
+    assert!(ready.invalid_blocks.is_empty(), "{ready:?}");
+
+    // Somebody takes one of the blocks over, and the writer goes on with the others.
+    let put = PutStart::new(saving.key(0, &hashes[1]), 64);
+    let config = ReplicateConfig::default();
+    let taken = store
+        .start_upserts(vec![put], &config, Recency::default())
+        .await;
+    assert!(taken[0].is_ok(), "{taken:?}");
+    later.set();
+    let worker = &mut loading.ranks[0].worker;
+    let mut invalid = Vec::new();
+    for layer in [1, 2] {
+        let ready = tokio::task::block_in_place(|| worker.wait_for_layer(layer));
+        invalid = ready.expect("in time").invalid_blocks;
+    }
+    assert_eq!(invalid, [21], "the block that was lost, and no other");
+    let good = [20, 22, 23];
+    let theirs = [&hashes[0], &hashes[2], &hashes[3]].map(Clone::clone);
+    for layer in 0..LAYERS {
+        assert!(has_layer(&loading, layer, &good, &theirs));
+    }
+    loading.ranks[0].worker.clear_metadata();
+    saving.close().await;
+    loading.close().await;
+}
+
+/// What is computed beside a load may turn out void: it is not published.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_is_published_in_a_step_that_loads() {
+    let cluster = Cluster::start().await;
+    let (store, deployment, hashes) = (cluster.client().await, deployment(1), hashes(1, 4));
+    let mut first = Rig::new(&deployment, &store, &early());
+    assert_eq!(first.admit("a", &hashes[..2]).await, 0);
+    first.step(&[(("a", &TABLE[..3], 9, 0, 9), &hashes[..2])]);
+    first.finish("a").await;
+
+    let mut second = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(second.admit("p", &hashes).await, 8);
+    let (later, event) = pending();
+    let parts = [(("p", TABLE.as_slice(), 17, 8, 9), hashes.as_slice())];
+    let metadata = second.plan(&parts, &[]);
+    let worker = &mut second.ranks[0].worker;
+    worker
+        .start_load(&metadata, HostEvent::done())
+        .expect("begins");
+    for layer in 0..LAYERS {
+        tokio::task::block_in_place(|| worker.wait_for_layer(layer)).expect("in time");
+        worker
+            .save_layer(layer, event.clone())
+            .expect("handed over");
+    }
+    eventually("the puts have begun", || {
+        cluster.monitor.status().reserved_objects == 2
+    })
+    .await;
+    let mut third = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(
+        third.matched("d", &hashes).await,
+        8,
+        "only what is complete"
+    );
+    later.set();
+    second.ranks[0].worker.clear_metadata();
+    for rig in [first, second, third] {
+        rig.close().await;
+    }
+}
