@@ -37,6 +37,7 @@ pub(crate) enum Method {
     UpsertStart,
     PutEnd,
     PutRevoke,
+    PutSlots,
     WaitComplete,
     Remove,
     RemoveMatching,
@@ -57,7 +58,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    const ALL: [(Self, &'static str); 24] = [
+    const ALL: [(Self, &'static str); 25] = [
         (Self::Exists, "exists"),
         (Self::GetStart, "get_start"),
         (Self::Renew, "renew"),
@@ -66,6 +67,7 @@ impl Method {
         (Self::UpsertStart, "upsert_start"),
         (Self::PutEnd, "put_end"),
         (Self::PutRevoke, "put_revoke"),
+        (Self::PutSlots, "put_slots"),
         (Self::WaitComplete, "wait_complete"),
         (Self::Remove, "remove"),
         (Self::RemoveMatching, "remove_matching"),
@@ -94,6 +96,7 @@ impl Method {
             Some(Request::UpsertStart(_)) => Self::UpsertStart,
             Some(Request::PutEnd(_)) => Self::PutEnd,
             Some(Request::PutRevoke(_)) => Self::PutRevoke,
+            Some(Request::PutSlots(_)) => Self::PutSlots,
             Some(Request::WaitComplete(_)) => Self::WaitComplete,
             Some(Request::Remove(_)) => Self::Remove,
             Some(Request::RemoveMatching(_)) => Self::RemoveMatching,
@@ -272,6 +275,16 @@ impl Collector for StateCollector {
                 "members",
                 "Members that are alive and can move bytes",
                 gauges.members,
+            ),
+            (
+                "holds",
+                "Places that clients have in advance for small objects",
+                gauges.holds,
+            ),
+            (
+                "hold_bytes",
+                "Bytes of those that are no object's; they count as used",
+                gauges.hold_bytes,
             ),
             ("segments", "Mounted segments", gauges.segments),
             (

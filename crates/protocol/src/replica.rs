@@ -247,6 +247,49 @@ pub struct VersionRef<'a> {
     pub generation: Generation,
 }
 
+impl ObjectRef {
+    /// What a hold is called where sessions are: its number counts, not the key.
+    #[expect(clippy::missing_panics_doc, reason = "the key is one")]
+    pub fn of_hold(generation: Generation) -> Self {
+        Self {
+            key: ObjectKey::new("hold").expect("short enough"),
+            generation,
+        }
+    }
+}
+
+/// A piece of a segment that a client has in advance, to cut slots for objects from (see
+/// `docs/decisions/0013-small-puts-take-one-round-trip.md`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// Names the hold. An object that begins in its granule *n*, counted from 0, has the number *n* + 1 after it.
+    pub generation: Generation,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Offset of its first byte in the segment; a multiple of [`GRANULE`].
+    pub offset: u64,
+    /// Its length in bytes; a multiple of [`GRANULE`].
+    pub len: u64,
+    /// The latest epoch when it was granted: that of headers, since an object's own is drawn at the commit.
+    pub epoch: Epoch,
+}
+
+impl Hold {
+    /// The number of the object that begins in this granule.
+    pub fn slot(&self, granule: u64) -> Generation {
+        Generation(self.generation.0 + 1 + granule)
+    }
+}
+
+/// An object that was written into a slot of a hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotPut {
+    /// What would be reserved for it.
+    pub put: PutStart,
+    /// The slot's number, which will be the object's.
+    pub generation: Generation,
+}
+
 /// What an existence query found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Presence {

@@ -17,8 +17,8 @@ use layercake_protocol::ids::{
 };
 use layercake_protocol::key::{ObjectKey, Tenant};
 use layercake_protocol::replica::{
-    GRANULE, GetStarted, ObjectRef, ObjectState, Presence, PutStart, PutStarted, Recency, Replica,
-    ReplicateConfig, Segment,
+    GRANULE, GetStarted, Hold, ObjectRef, ObjectState, Presence, PutStart, PutStarted, Recency,
+    Replica, ReplicateConfig, Segment,
 };
 use layercake_protocol::report::{ObjectStat, SegmentStat, SegmentState, Status};
 use layercake_protocol::version::Version;
@@ -301,11 +301,20 @@ proptest! {
             GetStartAnswer::decode(travel(&wire::GetStartResponse::from(answer.clone())), keys),
             Ok(answer)
         );
+        let hold = segments.first().map(|segment| Hold {
+            generation: Generation(epoch | 1),
+            segment: segment.id,
+            offset: 3 * GRANULE,
+            len: 64 * GRANULE,
+            epoch: Epoch(epoch),
+        });
+        let hold = hold.filter(|hold| hold.generation.0 < u64::MAX - 64);
         let answer = PutStartAnswer {
             results: put,
             segments,
             epoch: Epoch(epoch),
             discard_after: time,
+            hold,
         };
         let keys = answer.results.len();
         prop_assert_eq!(

@@ -94,6 +94,8 @@ const COLUMNS: usize = 7;
 pub(crate) struct Asked {
     counted: Counted,
     keys: u64,
+    /// What was started counts as ended, too.
+    ends: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +155,11 @@ impl CallTally {
             Request::UpsertStart(request) => {
                 (Counted::PutStart, self.ask_puts(request.start.as_ref()))
             }
+            Request::PutSlots(request) => {
+                let puts = request.entries.iter().filter_map(|slot| slot.put.as_ref());
+                self.ask_sizes(puts);
+                (Counted::PutStart, request.entries.len())
+            }
             Request::PutEnd(_) => (Counted::PutEnd, listed),
             Request::PutRevoke(_) => (Counted::PutRevoke, listed),
             Request::Remove(_) => (Counted::Remove, listed),
@@ -165,12 +172,20 @@ impl CallTally {
             Request::Heartbeat(_) => (Counted::Heartbeat, 1),
             _ => return None,
         };
-        let keys = keys as u64;
-        Some(Asked { counted, keys })
+        Some(Asked {
+            counted,
+            keys: keys as u64,
+            ends: matches!(request, Some(Request::PutSlots(_))),
+        })
     }
 
     fn ask_puts(&self, start: Option<&wire::PutStartRequest>) -> usize {
         let entries = start.map_or(&[][..], |start| &start.entries);
+        self.ask_sizes(entries.iter());
+        entries.len()
+    }
+
+    fn ask_sizes<'a>(&self, entries: impl Iterator<Item = &'a wire::PutStart>) {
         for entry in entries {
             add(
                 &self.sizes[SIZE_CLASSES.partition_point(|bound| *bound < entry.size)],
@@ -179,16 +194,26 @@ impl CallTally {
             // A size that makes no sense may wrap the sum, which is no worse.
             add(&self.sizes_sum, entry.size);
         }
-        entries.len()
     }
 
     /// A request was answered.
     pub(crate) fn answered(&self, asked: Asked, result: &Result<Response, Refusal>) {
-        let Asked { counted, keys } = asked;
+        let Asked {
+            counted,
+            keys,
+            ends,
+        } = asked;
         let refused = match result {
             Ok(response) => self.refused_keys(response),
             Err(_) => keys.max(1),
         };
+        self.count(counted, keys, refused);
+        if ends && refused < keys {
+            self.count(Counted::PutEnd, keys - refused, 0);
+        }
+    }
+
+    fn count(&self, counted: Counted, keys: u64, refused: u64) {
         let [
             single,
             single_refused,
@@ -235,6 +260,10 @@ impl CallTally {
             }
             Response::Results(answer) => {
                 count(&mut answer.refusals.iter().map(|refusal| *refusal != none))
+            }
+            Response::PutSlots(answer) => {
+                let refusals = answer.results.iter().flat_map(|results| &results.refusals);
+                count(&mut refusals.map(|refusal| *refusal != none))
             }
             _ => 0,
         }

@@ -21,6 +21,8 @@ pub(crate) enum Topic {
     Settled(Tenant, ObjectKey),
     /// Nothing holds this segment any more.
     Drained(SegmentId),
+    /// Memory that was kept from late writers is free.
+    Room,
 }
 
 /// Index of a topic among those of one call.

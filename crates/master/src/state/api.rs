@@ -305,6 +305,10 @@ pub struct Gauges {
     pub fences: u64,
     /// Members that are alive.
     pub members: u64,
+    /// Places that clients have in advance.
+    pub holds: u64,
+    /// Bytes in them that are no object's, and count as used.
+    pub hold_bytes: u64,
     /// Mounted segments.
     pub segments: u64,
     /// Bytes of all segments.

@@ -68,6 +68,7 @@ impl State {
             return placed;
         }
         let _pressure = self.evicting.lock();
+        self.call_holds_back(now);
         self.sweep_removed(now);
         let need = granule_bytes(extent.len());
         let share = self.share(placement.capacity(), self.config.eviction_ratio);
@@ -112,6 +113,7 @@ impl State {
         let low = high.saturating_sub(self.share(capacity, self.config.eviction_ratio));
         pressure.over = used > high || (pressure.over && used > low);
         if pressure.over {
+            self.call_holds_back(now);
             let goal = Goal {
                 bytes: used - low,
                 objects: STEP,

@@ -17,7 +17,7 @@
 //! Commands are sent again until they are answered. Pure data; the caller holds the lock, and carries out
 //! what comes back.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,9 +46,10 @@ pub(crate) struct Suspect {
     pub(crate) engine: Option<EngineId>,
     /// The writer can't say that nothing is in flight.
     pub(crate) in_doubt: bool,
-    pub(crate) places: Vec<(Arc<SegmentCell>, Place)>,
-    /// Length of each place in bytes.
-    pub(crate) len: u64,
+    /// It is a hold, known by its number alone.
+    pub(crate) is_hold: bool,
+    /// With their lengths in bytes.
+    pub(crate) places: Vec<(Arc<SegmentCell>, Place, u64)>,
 }
 
 /// A place that is free again.
@@ -105,12 +106,19 @@ pub(crate) struct Fences {
     withdrawals: HashMap<FenceId, Withdrawal>,
     /// Fences by the reservations that they hold places of.
     reservations: HashMap<Generation, Vec<FenceId>>,
+    /// Those of them that are holds.
+    holds: HashSet<Generation>,
 }
 
 impl Fences {
     /// Reservations whose places are held.
     pub(crate) fn len(&self) -> usize {
         self.reservations.len()
+    }
+
+    /// Whether places of holds are held.
+    pub(crate) fn awaits_holds(&self) -> bool {
+        !self.holds.is_empty()
     }
 
     fn next_id(&mut self) -> FenceId {
@@ -140,14 +148,14 @@ impl Fences {
             };
             // A segment that closed meanwhile was, or will be, looked for here under the same lock.
             let places = suspect.places.into_iter();
-            for (cell, place) in places.filter(|(cell, _)| !cell.is_closed()) {
+            for (cell, place, len) in places.filter(|(cell, ..)| !cell.is_closed()) {
                 let id = *fences
                     .entry((drop, cell.slot))
                     .or_insert_with(|| self.next_id());
                 let held = HeldPlace {
                     generation: suspect.generation,
                     place,
-                    len: suspect.len,
+                    len,
                 };
                 let fence = self.pending.entry(id).or_insert_with(|| Pending {
                     cell,
@@ -161,8 +169,13 @@ impl Fences {
                     sent: now,
                 });
                 fence.places.push(held);
-                let of_reservation = self.reservations.entry(suspect.generation);
-                of_reservation.or_default().push(id);
+                let of_reservation = self.reservations.entry(suspect.generation).or_default();
+                if of_reservation.last() != Some(&id) {
+                    of_reservation.push(id);
+                }
+                if suspect.is_hold {
+                    self.holds.insert(suspect.generation);
+                }
             }
             if let Some(withdrawal) = self.withdrawals.get_mut(&drop) {
                 withdrawal.key_bytes += suspect.key.as_str().len();
@@ -280,6 +293,7 @@ impl Fences {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {
                     self.reservations.remove(&held.generation);
+                    self.holds.remove(&held.generation);
                 }
             }
             freed.push(Freed {
@@ -306,6 +320,7 @@ impl Fences {
         }
         let ids = ids.clone();
         self.reservations.remove(&generation);
+        self.holds.remove(&generation);
         for id in ids {
             let Some(fence) = self.pending.get_mut(&id) else {
                 continue;

@@ -40,6 +40,9 @@ impl State {
     ) -> Joined {
         let location = endpoint.map(|endpoint| Location::from(&endpoint));
         let fresh = self.members.join(now, client, name, location);
+        if fresh {
+            self.call_back_of(now, client);
+        }
         let mut fences = self.fences.lock();
         let events = &mut self.events.lock();
         fences.send_again(now, Some(client), Duration::ZERO, events);
@@ -59,6 +62,7 @@ impl State {
             self.tally.puts_revoked.add(revoked);
         }
         self.carry_out(now, &mut effects);
+        self.free_holds(client);
         let mut freed = Vec::new();
         self.fences.lock().confirm_all(client, &mut freed);
         Self::release(freed);
@@ -168,6 +172,7 @@ impl State {
         if drain {
             if cell.is_mounted() {
                 cell.drain();
+                self.call_back_in(now, &[cell.slot]);
                 self.depart(now, &[cell.slot], true, Reason::Unmounted);
             }
             let pieces = cell.account().0.pieces;
@@ -204,6 +209,7 @@ impl State {
             });
         }
         self.sweep_sessions(now);
+        self.sweep_holds(now);
         self.go_on_draining(now);
         self.relieve(now);
         let mut fences = self.fences.lock();
@@ -261,6 +267,7 @@ impl State {
             return 0;
         }
         let closed = self.pool.close(slots);
+        self.forget_holds(slots);
         self.fences.lock().forget_segments(&closed);
         self.depart(now, slots, false, reason);
         closed.len()

@@ -12,13 +12,14 @@
 //! | `segments`, `alloc` | the pool: segments and their holes |
 //! | `placement` | which segments get a new object's replicas |
 //! | `groups` | objects that are evicted together |
+//! | `holds` | places that clients have in advance |
 //! | `fences` | memory held back until a late writer is ruled out |
 //! | `members`, `tenants`, `tally` | who takes part, namespaces and quotas, counters |
 //! | `reads`, `puts`, `quotas`, `removal`, `eviction`, `membership`, `reports` | the calls |
 //!
 //! # Invariants
 //!
-//! - A piece of a segment belongs to one entry, to one fence, or to nobody; it changes hands only through
+//! - A piece of a segment belongs to one entry, to one hold, to one fence, or to nobody; it changes hands only through
 //!   the segment's allocator.
 //! - A reservation's number is drawn after its memory was taken, so it is greater than every number that
 //!   was ever written there: numbers order the writers of a place.
@@ -28,8 +29,8 @@
 //! # Locks
 //!
 //! In this order, each left out at will: `evicting`; the members' table; one shard; then one leaf (a
-//! segment's books, a group's members, the registry of groups). `fences` is taken with no shard's lock held;
-//! a segment's books, `events` and the member's table's readers may follow it. No call holds two shards.
+//! segment's books, a group's members, the registry of groups). `holds` and `fences` are taken with no shard's
+//! lock held, and not together; a segment's books, `events` and the member's table's readers may follow. No call holds two shards.
 //! What a change in a shard means elsewhere is collected as `Effects` and carried out after its lock is
 //! let go.
 
@@ -41,6 +42,7 @@ mod effects;
 mod eviction;
 mod fences;
 mod groups;
+mod holds;
 mod members;
 mod membership;
 mod memory;
@@ -68,6 +70,7 @@ use self::effects::{Effects, Fate};
 use self::eviction::Pressure;
 use self::fences::{Fences, Freed, Suspect};
 use self::groups::Groups;
+use self::holds::Holds;
 use self::members::Members;
 use self::memory::TableMemory;
 use self::placement::Dice;
@@ -93,6 +96,7 @@ pub struct State {
     members: Members,
     tenants: Tenants,
     groups: Groups,
+    holds: Mutex<Holds>,
     fences: Mutex<Fences>,
     events: Mutex<Vec<Event>>,
     /// Held by whoever evicts: one at a time, so that a burst of puts doesn't evict once for each.
@@ -123,6 +127,7 @@ impl State {
             members: Members::default(),
             tenants: Tenants::new(&config.tenancy),
             groups: Groups::default(),
+            holds: Mutex::default(),
             fences: Mutex::default(),
             events: Mutex::default(),
             evicting: Mutex::default(),
@@ -161,7 +166,12 @@ impl State {
 
     /// A number greater than all before.
     fn draw_generation(&self) -> Generation {
-        Generation(self.next_generation.fetch_add(1, Ordering::SeqCst))
+        self.draw_generations(1)
+    }
+
+    /// The first of so many consecutive ones.
+    fn draw_generations(&self, count: u64) -> Generation {
+        Generation(self.next_generation.fetch_add(count, Ordering::SeqCst))
     }
 
     /// An epoch later than all that were drawn.
@@ -220,12 +230,15 @@ impl State {
         for dropped in effects.dropped.drain(..) {
             let places = dropped.places.as_slice().iter();
             let places: Vec<_> = places
-                .filter_map(|place| Some((view.cell(place.segment)?.clone(), *place)))
+                .filter_map(|place| {
+                    let cell = view.cell(place.segment)?.clone();
+                    Some((cell, *place, dropped.extent.len()))
+                })
                 .collect();
             if places.is_empty() {
                 continue;
             }
-            for (cell, place) in &places {
+            for (cell, place, _) in &places {
                 cell.change(*place, dropped.extent, Fate::Hold);
             }
             self.tally.fenced_places.add_len(places.len());
@@ -236,8 +249,8 @@ impl State {
                 writer: dropped.writer,
                 engine: dropped.engine,
                 in_doubt: dropped.in_doubt,
+                is_hold: false,
                 places,
-                len: dropped.extent.len(),
             });
         }
         let barrier = self.draw_generation();

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{ClientId, Epoch, Generation};
-use layercake_protocol::replica::{PutStart, PutStarted, Replica, ReplicateConfig};
+use layercake_protocol::replica::{
+    PutStart, PutStarted, Recency, Replica, ReplicateConfig, SlotPut,
+};
 
 use super::State;
 use super::api::{Caller, Location, PutBatch, Version};
@@ -252,6 +254,103 @@ impl State {
         }
     }
 
+    /// Commits objects that were written into slots of the caller's holds. Needs a caller that has joined. Repeating a
+    /// commit is harmless: the number names the slot.
+    ///
+    /// [`Refusal::AlreadyExists`], [`Refusal::InProgress`]: somebody else has the key; [`Refusal::Superseded`]:
+    /// there is no such hold (any more), or something lies in the slot.
+    pub fn put_slots(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        slots: &[SlotPut],
+        recency: Recency,
+    ) -> (Vec<Result<(), Refusal>>, Epoch) {
+        let epoch = self.epoch(recency.epoch);
+        let refuse_all = |refusal: Refusal| (vec![Err(refusal); slots.len()], epoch);
+        let Some(location) = self.members.heard(now, caller.client) else {
+            return refuse_all(Refusal::UnknownMember);
+        };
+        let tenant = match self.tenants.admit(&caller.tenant) {
+            Ok(tenant) => tenant,
+            Err(refusal) => return refuse_all(refusal),
+        };
+        let view = self.pool.view();
+        let batch = Batch {
+            now,
+            caller,
+            location: caller.location.or(location),
+            tenant,
+            config: &ReplicateConfig::default(),
+            epoch,
+            // The commit is the use.
+            refresh_at_end: false,
+            first_index: recency.first_index,
+            upsert: false,
+            view: &view,
+        };
+        let mut effects = Effects::default();
+        let mut committed = 0;
+        let keys = slots.iter().map(|slot| slot.put.key.as_str());
+        let answers = slots
+            .iter()
+            .zip(self.ahead(tenant, keys))
+            .enumerate()
+            .map(|(position, named)| {
+                let fresh = self.put_slot(&batch, position, named, &mut effects)?;
+                committed += u64::from(fresh);
+                Ok(())
+            })
+            .collect();
+        self.carry_out(now, &mut effects);
+        self.tally.puts_started.add(committed);
+        self.tally.puts_committed.add(committed);
+        (answers, epoch)
+    }
+
+    /// True: committed just now; false: it was before.
+    fn put_slot(
+        &self,
+        batch: &Batch<'_>,
+        position: usize,
+        (slot, hash): (&SlotPut, KeyHash),
+        effects: &mut Effects,
+    ) -> Result<bool, Refusal> {
+        let (now, client) = (batch.now, batch.caller.client);
+        let generation = slot.generation;
+        let Claim { handle, extent } =
+            match self.claim_name(batch, position, (&slot.put, hash), effects) {
+                Err(Refusal::AlreadyExists) => {
+                    let shard = self.shard(hash.shard);
+                    let named = shard.find(hash.tag, batch.tenant, slot.put.key.as_str());
+                    let repeated = named.is_some_and(|n| shard.entry(n).generation == generation);
+                    return if repeated {
+                        Ok(false)
+                    } else {
+                        Err(Refusal::AlreadyExists)
+                    };
+                }
+                claim => claim?,
+            };
+        let place = self.holds.lock().fill(now, client, generation, extent);
+        let mut shard = self.shard(hash.shard);
+        let Some(place) = place else {
+            shard.withdraw(handle, effects);
+            return Err(Refusal::Superseded);
+        };
+        let alive = |place| batch.view.is_alive(place);
+        let places = Places::One(place);
+        if let Err((unused, refusal)) = shard.fill(handle, generation, places, &alive, effects) {
+            effects.places(&unused, extent, Fate::Free);
+            return Err(match refusal {
+                Refusal::NoSpace { .. } => Refusal::Unreachable,
+                other => other,
+            });
+        }
+        let when = (now, batch.epoch);
+        shard.commit(when, Some(handle.slot), generation, client, &alive, effects)
+    }
+
     /// Commits put sessions. Repeating a commit is harmless: the number names the session. `epoch` is
     /// [drawn](Self::draw_epoch) for the whole call however it is cut: objects
     /// that are refreshed at their end keep their order among each other.
@@ -293,7 +392,8 @@ impl State {
     }
 
     /// Gives put sessions up: the writer confirms that none of their transfers is in flight, so their memory
-    /// can be used again at once, even where they were taken away before. Repeating it is harmless.
+    /// can be used again at once, even where they were taken away before. Repeating it is harmless. An object
+    /// whose generation is that of a hold gives that back, whatever its key.
     ///
     /// [`Refusal::AlreadyExists`]: it was committed; [`Refusal::Superseded`]: somebody else has the key.
     pub fn put_revoke<V: Version>(
@@ -303,6 +403,7 @@ impl State {
         objects: &[V],
     ) -> Vec<Result<(), Refusal>> {
         let answers = self.give_up(now, caller, objects, Shard::revoke);
+        self.give_holds_back(caller.client, objects);
         let mut freed = Vec::new();
         let mut fences = self.fences.lock();
         for object in objects {
@@ -323,6 +424,7 @@ impl State {
         objects: &[V],
     ) -> Vec<Result<(), Refusal>> {
         let answers = self.give_up(now, caller, objects, Shard::abandon);
+        self.abandon_holds(now, caller.client, objects);
         let mut fences = self.fences.lock();
         for object in objects {
             fences.doubt(caller.client, object.generation());

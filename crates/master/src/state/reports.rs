@@ -110,6 +110,7 @@ impl State {
             .cells()
             .map(|cell| {
                 let (usage, held) = cell.account();
+                let (holds, _) = cell.holds();
                 let owner = members.get(&cell.owner);
                 SegmentStat {
                     segment: Segment::clone(&cell.info),
@@ -120,7 +121,7 @@ impl State {
                     },
                     used_bytes: usage.used,
                     largest_free: cell.largest_free(),
-                    objects: usage.pieces.saturating_sub(held.pieces),
+                    objects: usage.pieces.saturating_sub(held.pieces + holds),
                     quarantined_bytes: held.bytes,
                     heartbeat_age: now.since(owner.map_or(now, Member::last_heard)),
                     client: cell.owner,
@@ -168,6 +169,9 @@ impl State {
         }
         for cell in self.pool.view().cells() {
             let (usage, held) = cell.account();
+            let (holds, hold_bytes) = cell.holds();
+            gauges.holds += holds;
+            gauges.hold_bytes += hold_bytes;
             gauges.segments += 1;
             gauges.capacity_bytes += usage.capacity;
             gauges.used_bytes += usage.used;

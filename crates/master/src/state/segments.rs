@@ -51,6 +51,9 @@ struct Books {
     held_pieces: i64,
     /// Payload bytes of the places that are somebody's.
     payload: u64,
+    /// Of clients that have them in advance, and the bytes in them that are no object's.
+    holds: u64,
+    hold_bytes: u64,
 }
 
 impl Books {
@@ -88,6 +91,8 @@ impl SegmentCell {
                 held_bytes: 0,
                 held_pieces: 0,
                 payload: 0,
+                holds: 0,
+                hold_bytes: 0,
             }),
         })
     }
@@ -170,6 +175,50 @@ impl SegmentCell {
         let mut books = self.books.lock();
         books.hold(len, -1);
         self.free(&mut books, place, len);
+    }
+
+    /// Makes a hold of a place that was taken, if then no more than `full` bytes are in use and no more than `most`
+    /// in holds; else it is free again.
+    pub(crate) fn begin_hold(&self, place: Place, extent: Extent, full: u64, most: u64) -> bool {
+        let mut books = self.books.lock();
+        let bytes = extent.len();
+        if books.allocator.usage().used > full || books.hold_bytes + bytes > most {
+            self.free(&mut books, place, bytes);
+            return false;
+        }
+        books.holds += 1;
+        books.hold_bytes += bytes;
+        true
+    }
+
+    /// Makes an object's place of a slot of a hold.
+    pub(crate) fn fill_slot(&self, extent: Extent) {
+        let mut books = self.books.lock();
+        let bytes = granule_bytes(extent.len());
+        books.hold_bytes -= bytes;
+        books.payload += extent.size;
+        books.allocator.split(2, bytes - extent.len());
+    }
+
+    /// Ends a hold. What is left of it, in runs of so many bytes, is free, or held back.
+    pub(crate) fn end_hold(&self, rest: &[(Place, u64)], held_back: bool) {
+        let mut books = self.books.lock();
+        books.holds -= 1;
+        books.hold_bytes -= rest.iter().map(|(_, len)| len).sum::<u64>();
+        books.allocator.split(rest.len() as u64, 0);
+        for (place, len) in rest {
+            if held_back {
+                books.hold(*len, 1);
+            } else {
+                self.free(&mut books, *place, *len);
+            }
+        }
+    }
+
+    /// How many holds there are, and their bytes that are no object's.
+    pub(crate) fn holds(&self) -> (u64, u64) {
+        let books = self.books.lock();
+        (books.holds, books.hold_bytes)
     }
 
     fn free(&self, books: &mut Books, place: Place, len: u64) {

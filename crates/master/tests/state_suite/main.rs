@@ -9,6 +9,8 @@
 mod eviction;
 mod fences;
 mod harness;
+mod holds;
+mod holds_model;
 mod leases;
 mod members;
 mod model;

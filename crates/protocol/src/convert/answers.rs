@@ -10,7 +10,7 @@ use super::{aligned, invalid};
 use crate::early::{EarlyTable, EarlyToken};
 use crate::error::{Refusal, WireError};
 use crate::ids::{Epoch, Generation};
-use crate::replica::{GetStarted, Presence, PutStarted, Replica, Segment};
+use crate::replica::{GetStarted, Hold, Presence, PutStarted, Replica, Segment};
 use crate::wire;
 
 /// The answer to a get start.
@@ -37,6 +37,8 @@ pub struct PutStartAnswer {
     pub epoch: Epoch,
     /// After this long without an end, the reservations may be taken over.
     pub discard_after: Duration,
+    /// If one was asked for and granted; its segment is among the above.
+    pub hold: Option<Hold>,
 }
 
 fn encode_replicas(replicas: Vec<Replica>) -> Vec<wire::Replica> {
@@ -176,6 +178,7 @@ impl From<&PutStartAnswer> for wire::PutStartResponse {
             epoch: answer.epoch.0,
             discard_after_ms: encode_millis(answer.discard_after),
             details,
+            hold: answer.hold.as_ref().map(Into::into),
         }
     }
 }
@@ -210,6 +213,7 @@ impl PutStartAnswer {
             segments: decode_segments(response.segments)?,
             epoch: Epoch(response.epoch),
             discard_after: Duration::from_millis(response.discard_after_ms),
+            hold: response.hold.map(TryInto::try_into).transpose()?,
         })
     }
 }

@@ -15,6 +15,7 @@
 //! - `refusals`: refusals, alone and per key.
 //! - `batches`, `lists`: requests about many keys, into bytes and out of them.
 //! - `answers`: the composite answers of a get or put start, and presence lists.
+//! - `holds`: places in advance.
 //! - `connection`: message sizes, tickets, and whole calls that are refused.
 //! - `commands`: fences and dropped sessions; `reports`: what tools ask for.
 
@@ -22,6 +23,7 @@ mod answers;
 mod batches;
 mod commands;
 mod connection;
+mod holds;
 mod lists;
 mod members;
 mod objects;
@@ -34,6 +36,7 @@ pub use connection::{
     MAX_KEYS_PER_REQUEST, MAX_MESSAGE_BYTES, TICKET_METADATA, Ticket, decode_status, decode_ticket,
     encode_ticket,
 };
+pub use holds::PutSlotsAnswer;
 pub use lists::{KeyList, ListedFrame};
 pub use objects::Context;
 pub use refusals::{decode_key_results, decode_refusals, encode_key_results, encode_refusals};

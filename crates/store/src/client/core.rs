@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::ClientConfig;
 use super::finisher::Finisher;
+use super::holds::Holds;
 use super::leases::Leases;
 use super::scratch::ScratchPool;
 use super::stats::Counters;
@@ -33,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) config: ClientConfig,
     pub(crate) leases: Leases,
     pub(crate) finisher: Finisher,
+    pub(crate) holds: Holds,
     pub(crate) suspects: Suspects,
     pub(crate) puts: Puts,
     pub(crate) scratch: ScratchPool,
@@ -56,6 +58,7 @@ impl Core {
             config,
             leases: Leases::default(),
             finisher: Finisher::default(),
+            holds: Holds::default(),
             suspects: Suspects::default(),
             puts: Puts::default(),
             counters: Counters::default(),

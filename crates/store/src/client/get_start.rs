@@ -238,6 +238,7 @@ async fn lease_keys(
     let options = StartOptions {
         recency,
         unreachable: &unreachable,
+        ..StartOptions::default()
     };
     let sent = now();
     let started = match core.link.get_start(keys, options, true).await {

@@ -175,8 +175,8 @@ impl StoreClient {
         let core = self.core();
         let unreachable = core.unreachable();
         let options = StartOptions {
-            recency: Recency::default(),
             unreachable: &unreachable,
+            ..StartOptions::default()
         };
         match core.link.get_start(keys, options, false).await {
             Ok(found) => found

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `lookup` | existence, prefixes, waiting, removal |
 //! | `put`, `get` | whole objects, made of sessions |
+//! | `slots`, `holds` | small objects, put into places that the client has in advance |
 //! | `put_start`, `write`, `put_end` | put sessions |
 //! | `get_start`, `read` | get sessions |
 //! | `early` | reading what is written of objects that are not complete |
@@ -17,7 +18,7 @@
 //! | `leases`, `finisher`, `events`, `suspects` | what goes on in the background |
 //!
 //! Batches are answered entry by entry, in order, and one bad entry never fails its neighbours. Calls
-//! that change something are seen through even if their future is dropped. Four tasks belong to a
+//! that change something are seen through even if their future is dropped. Six tasks belong to a
 //! client; they end when its last handle is dropped or [`StoreClient::close`] is called.
 
 mod core;
@@ -28,6 +29,7 @@ mod finisher;
 mod get;
 mod get_start;
 mod headers;
+mod holds;
 mod keeper;
 mod leases;
 mod lookup;
@@ -40,6 +42,7 @@ mod records;
 mod refresh;
 mod relocate;
 mod scratch;
+mod slots;
 mod stats;
 mod suspects;
 mod write;
@@ -160,6 +163,7 @@ impl StoreClient {
         tasks.spawn(keeper::keep_task(Arc::clone(&core)));
         tasks.spawn(finisher::finish_task(Arc::clone(&core)));
         tasks.spawn(suspects::probe_task(Arc::clone(&core)));
+        tasks.spawn(holds::tend_task(Arc::clone(&core)));
         tasks.spawn(events::drop_task(Arc::clone(&core), events));
         Ok(Self {
             core,
@@ -215,6 +219,7 @@ impl StoreClient {
                 }
             }
             core.leases.give_back(core).await;
+            core.holds.give_back(core).await;
             core.finisher.flush(core).await
         };
         let settled = tokio::time::timeout(deadline, work).await;

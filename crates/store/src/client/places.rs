@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use layercake_protocol::endpoint::Endpoint;
-use layercake_protocol::ids::{Capability, RegionId, SegmentId};
+use layercake_protocol::ids::{Capability, Generation, RegionId, SegmentId};
 use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{Replica, Segment};
 use layercake_transport::RemoteSlice;
@@ -19,6 +19,14 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// A place in the segment that belongs to this reservation.
+    pub(crate) fn tagged(&self, offset: u64, len: u64, generation: Generation) -> RemoteSlice {
+        RemoteSlice {
+            generation: Some(generation),
+            ..self.untagged(offset, len)
+        }
+    }
+
     /// A place in the segment without regard to what lies there.
     pub(crate) fn untagged(&self, offset: u64, len: u64) -> RemoteSlice {
         RemoteSlice {
@@ -58,10 +66,7 @@ impl Place {
     }
 
     fn slice(&self, offset: u64, len: u64) -> RemoteSlice {
-        RemoteSlice {
-            generation: Some(self.replica.generation),
-            ..self.target.untagged(offset, len)
-        }
+        self.target.tagged(offset, len, self.replica.generation)
     }
 }
 
@@ -80,6 +85,12 @@ impl Targets {
             })
         };
         Self(segments.into_iter().map(target).collect())
+    }
+
+    /// The segment of this id, if the answer describes it.
+    pub(crate) fn find(&self, segment: SegmentId) -> Option<Arc<Target>> {
+        let mut targets = self.0.iter();
+        targets.find(|target| target.segment == segment).cloned()
     }
 
     #[cfg(test)]
@@ -101,12 +112,8 @@ impl Targets {
                 end.is_some()
             })
             .filter_map(|replica| {
-                let target = self
-                    .0
-                    .iter()
-                    .find(|target| target.segment == replica.segment)?;
                 Some(Place {
-                    target: Arc::clone(target),
+                    target: self.find(replica.segment)?,
                     replica: *replica,
                 })
             })

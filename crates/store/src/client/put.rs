@@ -1,7 +1,8 @@
 //! Putting whole objects, made of sessions.
 //!
 //! A put follows the same placement policy as a session. Its bytes are cut at fixed units, so that a
-//! later reader of ranges can verify whole ones. A put that fails because a node is out of reach is tried
+//! later reader of ranges can verify whole ones. Small objects go into places that the client has in advance, where it
+//! has any (see `slots`). A put that fails because a node is out of reach is tried
 //! once more, elsewhere.
 
 use std::num::NonZeroU64;
@@ -14,6 +15,8 @@ use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_transport::{Access, LocalSlice};
 
 use super::StoreClient;
+use super::put_start::Kind;
+use super::slots::{are_small, is_plain};
 use super::write::{Range, RangeWrite};
 use crate::error::StoreError;
 use crate::session::PutSession;
@@ -51,14 +54,14 @@ impl PutRequest {
         }
     }
 
-    fn size(&self) -> u64 {
+    pub(super) fn size(&self) -> u64 {
         self.pieces
             .iter()
             .fold(0, |size, piece| size.saturating_add(piece.len()))
     }
 
     /// The pieces as ranges of at most [`UNIT`] bytes.
-    fn ranges(&self) -> Vec<Range> {
+    pub(super) fn ranges(&self) -> Vec<Range> {
         let mut ranges = Vec::with_capacity(self.pieces.len());
         let mut at = 0;
         for piece in &self.pieces {
@@ -180,9 +183,24 @@ impl StoreClient {
                 open.push(index);
             }
         }
+        let small = !replace && is_plain(config) && are_small(&requests);
+        if small && open.len() == requests.len() {
+            for (index, answer) in self.put_in_slots(&requests).await.into_iter().enumerate() {
+                answers[index] = answer;
+            }
+            open.retain(|index| answers[*index].is_none());
+        }
+        let kind = match (replace, small) {
+            (true, _) => Kind::Replacing,
+            (false, true) => Kind::Small,
+            (false, false) => Kind::New,
+        };
         for last in [false, true] {
+            if open.is_empty() {
+                break;
+            }
             let batch: Vec<&PutRequest> = open.iter().map(|&index| &requests[index]).collect();
-            let results = self.store_once(&batch, config, replace).await;
+            let results = self.store_once(&batch, config, kind).await;
             let tried = std::mem::take(&mut open);
             for (index, result) in tried.into_iter().zip(results) {
                 match &result {
@@ -192,9 +210,6 @@ impl StoreClient {
                     }
                     _ => answers[index] = Some(result),
                 }
-            }
-            if open.is_empty() {
-                break;
             }
         }
         let answers = answers.into_iter();
@@ -207,7 +222,7 @@ impl StoreClient {
         &self,
         requests: &[&PutRequest],
         config: &ReplicateConfig,
-        replace: bool,
+        kind: Kind,
     ) -> Vec<Result<PutOutcome, StoreError>> {
         let ranges: Vec<Vec<Range>> = requests.iter().map(|request| request.ranges()).collect();
         let entries = requests
@@ -220,7 +235,7 @@ impl StoreClient {
                 ..PutStart::new(request.key.clone(), request.size())
             });
         let started = self
-            .start_writing(entries.collect(), config, Recency::default(), replace)
+            .start_writing(entries.collect(), config, Recency::default(), kind)
             .await;
         let mut answers: Vec<Result<PutOutcome, StoreError>> = Vec::with_capacity(requests.len());
         let mut sessions: Vec<(usize, PutSession)> = Vec::with_capacity(requests.len());

@@ -17,6 +17,17 @@ use crate::error::StoreError;
 use crate::link::StartOptions;
 use crate::session::{PutHeader, PutSession, PutShared};
 
+/// What objects a start is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Those of free keys.
+    New,
+    /// The same, and whoever puts them would rather have had a place in advance.
+    Small,
+    /// Those that replace what is there.
+    Replacing,
+}
+
 impl StoreClient {
     /// Reserves room for objects and opens a session on each, in one call to the master.
     ///
@@ -29,7 +40,8 @@ impl StoreClient {
         config: &ReplicateConfig,
         recency: Recency,
     ) -> Vec<Result<PutSession, StoreError>> {
-        self.start_writing(entries, config, recency, false).await
+        self.start_writing(entries, config, recency, Kind::New)
+            .await
     }
 
     /// As [`start_puts`](Self::start_puts), but a complete object of the key is replaced when the session
@@ -40,7 +52,8 @@ impl StoreClient {
         config: &ReplicateConfig,
         recency: Recency,
     ) -> Vec<Result<PutSession, StoreError>> {
-        self.start_writing(entries, config, recency, true).await
+        self.start_writing(entries, config, recency, Kind::Replacing)
+            .await
     }
 
     pub(super) async fn start_writing(
@@ -48,10 +61,10 @@ impl StoreClient {
         entries: Vec<PutStart>,
         config: &ReplicateConfig,
         recency: Recency,
-        replace: bool,
+        kind: Kind,
     ) -> Vec<Result<PutSession, StoreError>> {
         let (core, config) = (Arc::clone(self.core()), config.clone());
-        let work = async move { start(&core, entries, &config, recency, replace).await };
+        let work = async move { start(&core, entries, &config, recency, kind).await };
         self.core().see_through(work).await
     }
 }
@@ -61,7 +74,7 @@ async fn start(
     mut entries: Vec<PutStart>,
     config: &ReplicateConfig,
     recency: Recency,
-    replace: bool,
+    kind: Kind,
 ) -> Vec<Result<PutSession, StoreError>> {
     if entries.is_empty() {
         return Vec::new();
@@ -79,12 +92,14 @@ async fn start(
         .make_way(core, entries.iter().map(|entry| &entry.key))
         .await;
     let unreachable = core.unreachable();
+    let asking = (kind == Kind::Small).then(|| core.holds.ask()).flatten();
     let options = StartOptions {
         recency,
         unreachable: &unreachable,
+        hold: asking.is_some(),
     };
     let request = async {
-        if replace {
+        if kind == Kind::Replacing {
             core.link.upsert_start(&entries, config, options).await
         } else {
             core.link.put_start(&entries, config, options).await
@@ -96,6 +111,11 @@ async fn start(
         Err(error) => return entries.iter().map(|_| Err(error.clone())).collect(),
     };
     let targets = Targets::new(&started.segments);
+    if let (Some(asking), Some(hold)) = (asking, started.hold)
+        && let Some(target) = targets.find(hold.segment)
+    {
+        asking.granted(hold, target);
+    }
     let mut unusable = Vec::new();
     let sessions = entries.into_iter().zip(started.results).enumerate();
     let sessions = sessions

@@ -384,7 +384,7 @@ impl Connection {
     }
 }
 
-/// The reservations that an answer grants to the request of `body`.
+/// The reservations that an answer grants to the request of `body`, and the hold.
 fn reserved(body: Bytes, response: &Response) -> Vec<ObjectRef> {
     use wire::client_frame::Request;
     let Response::PutStart(answer) = response else {
@@ -396,6 +396,8 @@ fn reserved(body: Bytes, response: &Response) -> Vec<ObjectRef> {
         _ => return Vec::new(),
     };
     let ok = i32::from(wire::Refusal::None);
+    let hold = answer.hold.iter().map(|hold| hold.generation);
+    let hold = hold.map(|number| ObjectRef::of_hold(Generation(number)));
     entries
         .into_iter()
         .zip(&answer.results)
@@ -406,6 +408,7 @@ fn reserved(body: Bytes, response: &Response) -> Vec<ObjectRef> {
                 generation: Generation(put.generation),
             })
         })
+        .chain(hold)
         .collect()
 }
 

@@ -207,6 +207,7 @@ impl MasterLink {
     ) -> Result<PutsStarted, StoreError> {
         let mut puts = Reserved::new(self, entries, options.recency.epoch);
         let mut discard_after = Duration::MAX;
+        let mut hold = None;
         let size = |entry: &PutStart| {
             let group = entry.group.as_ref().map_or(0, String::len);
             entry.key.as_str().len() + group + START_OVERHEAD
@@ -218,6 +219,7 @@ impl MasterLink {
                 recency: Some(part_recency(options.recency, puts.joined.epoch, &part).into()),
                 endpoint: self.shared().config.endpoint.as_ref().map(Into::into),
                 unreachable_segments: segment_ids(options.unreachable),
+                hold: options.hold && part.start == 0,
             };
             let request = Request {
                 body: encode(&request, &entries[part.clone()]),
@@ -232,6 +234,7 @@ impl MasterLink {
             let answer = PutStartAnswer::decode(answer, part.len())
                 .map_err(|error| self.shared().bad_answer(error))?;
             discard_after = discard_after.min(answer.discard_after);
+            hold = hold.or(answer.hold);
             puts.joined.add(
                 self,
                 connection.life,
@@ -247,6 +250,7 @@ impl MasterLink {
             discard_after,
             epoch,
             life,
+            hold,
         })
     }
 
@@ -422,7 +426,7 @@ fn ref_parts(objects: &[ObjectRef]) -> impl Iterator<Item = Range<usize>> {
     parts(objects, |object| object.key.as_str().len() + REF_OVERHEAD)
 }
 
-fn segment_ids(segments: &[SegmentId]) -> Vec<u64> {
+pub(super) fn segment_ids(segments: &[SegmentId]) -> Vec<u64> {
     segments.iter().map(|id| id.0).collect()
 }
 

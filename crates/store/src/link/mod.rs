@@ -35,6 +35,7 @@ mod outbox;
 mod parker;
 mod proofs;
 mod shared;
+mod slots;
 mod sniff;
 mod split;
 mod supervise;

@@ -7,7 +7,7 @@ use layercake_protocol::command::{DropSessions, Fence, FenceId};
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Epoch, SegmentId, Term};
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{GetStarted, Presence, PutStarted, Recency, Segment};
+use layercake_protocol::replica::{GetStarted, Hold, Presence, PutStarted, Recency, Segment};
 use layercake_protocol::report::ObjectStat;
 
 use crate::error::StoreError;
@@ -87,6 +87,8 @@ pub struct StartOptions<'a> {
     pub recency: Recency,
     /// Segments that this client can't reach: not read from, not placed on.
     pub unreachable: &'a [SegmentId],
+    /// Of puts: ask for a hold, too.
+    pub hold: bool,
 }
 
 /// Objects found and leased.
@@ -117,6 +119,8 @@ pub struct PutsStarted {
     pub epoch: Epoch,
     /// The membership that the sessions belong to.
     pub life: Life,
+    /// A hold, if one was asked for and granted; its segment is among the above.
+    pub hold: Option<Hold>,
 }
 
 /// Leases renewed.

@@ -3,7 +3,7 @@
 use layercake_protocol::ids::RegionId;
 
 use super::{Memory, RegionPin};
-use crate::racy::{Source, Target};
+use crate::racy::{self, Source, Target};
 
 /// Bytes in this process that a batch reads or writes. Keeps registered memory alive.
 #[derive(Clone, Debug)]
@@ -72,6 +72,18 @@ impl LocalSlice {
             },
         };
         Some(Self { place, len })
+    }
+
+    /// Copies the bytes to `target`, and gives the CRC-32C of what was copied: for small objects, which are put
+    /// together before they are sent. `None`, and nothing is copied: the lengths differ, or one of both was
+    /// unregistered.
+    pub fn copy_to(&self, target: &Self) -> Option<u32> {
+        let mut pins = Vec::with_capacity(2);
+        let usable = self.len == target.len;
+        if !usable || !self.pin_into(&mut pins) || !target.pin_into(&mut pins) {
+            return None;
+        }
+        Some(racy::copy_crc(target.target(), self.source(), 0))
     }
 
     /// The region it lies in, if registered.

@@ -10,6 +10,7 @@ use layercake_protocol::wire;
 use layercake_protocol::wire::master_frame::Response;
 
 use super::{Core, done, segment_ids};
+use crate::service::waiters::Topic;
 
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -36,6 +37,7 @@ pub(super) fn join(
 
 pub(super) fn leave(core: &Arc<Core>, context: &Context) -> Response {
     core.state.leave(core.now(), context.client);
+    core.waiters.happened(&Topic::Room);
     core.links.forget(context.client);
     core.replays.forget(context.client);
     core.dispatch();
@@ -87,6 +89,7 @@ pub(super) fn fence_done(
         request.fence_id,
         request.writer_attached,
     );
+    core.waiters.happened(&Topic::Room);
     core.dispatch();
     done()
 }

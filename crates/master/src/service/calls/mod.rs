@@ -7,6 +7,7 @@
 
 mod members;
 mod reads;
+mod slots;
 mod waits;
 mod writes;
 
@@ -53,6 +54,7 @@ pub(super) async fn carry_out(
             let start = request.start.ok_or(WireError::Missing { field: "start" })?;
             writes::put_start(core, context, start, true).await
         }
+        Request::PutSlots(request) => slots::put_slots(core, context, request).await,
         Request::PutEnd(_) => writes::put_end(core, context, list).await,
         Request::PutRevoke(request) => writes::put_revoke(core, context, &request, list).await,
         Request::WaitComplete(request) => {
@@ -170,15 +172,20 @@ impl<'a> Places<'a> {
 
     /// Whether the replica's segment is still there; it is part of the answer then.
     pub(in crate::service) fn add(&mut self, replica: &Replica) -> bool {
-        if self.last == Some(replica.segment) {
+        self.add_segment(replica.segment)
+    }
+
+    /// Whether the segment is still there; it is part of the answer then.
+    fn add_segment(&mut self, id: SegmentId) -> bool {
+        if self.last == Some(id) {
             return true;
         }
         let there = self
             .segments
-            .entry(replica.segment)
-            .or_insert_with(|| self.state.segment(replica.segment))
+            .entry(id)
+            .or_insert_with(|| self.state.segment(id))
             .is_some();
-        self.last = there.then_some(replica.segment);
+        self.last = there.then_some(id);
         there
     }
 

@@ -9,12 +9,12 @@ use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::key::Tenant;
-use layercake_protocol::replica::{Recency, ReplicateConfig, VersionRef};
+use layercake_protocol::replica::{PutStart, PutStarted, Recency, ReplicateConfig, VersionRef};
 use layercake_protocol::wire;
 use layercake_protocol::wire::master_frame::Response;
 use regex::{Regex, RegexBuilder};
 
-use super::{Core, Places, Run, breathe, caller, check_len, position, runs, segment_ids};
+use super::{Core, Places, Run, breathe, caller, check_len, position, runs, segment_ids, slots};
 use crate::service::replay::{Answer, Role};
 use crate::state::{Caller, Location, Moment, PutBatch, State};
 
@@ -76,6 +76,7 @@ pub(super) async fn put_start(
         location: endpoint.as_ref().map(Location::from),
         unreachable: segment_ids(&request.unreachable_segments),
         upsert,
+        hold: request.hold,
     };
     let entries = start.entries.len();
     let answer = once(core, context, async {
@@ -97,40 +98,42 @@ struct Start {
     location: Option<Location>,
     unreachable: Vec<SegmentId>,
     upsert: bool,
+    /// A hold is asked for.
+    hold: bool,
 }
 
 impl Start {
-    async fn carry_out(self, core: &Arc<Core>, context: &Context) -> PutStartAnswer {
+    async fn carry_out(mut self, core: &Arc<Core>, context: &Context) -> PutStartAnswer {
         let caller = caller(context, self.location);
+        let entries = std::mem::take(&mut self.entries);
         let mut epoch = self.recency.epoch;
-        let mut results = Vec::with_capacity(self.entries.len());
-        for run in runs(self.entries.into_iter().map(TryInto::try_into)) {
+        let mut results = Vec::with_capacity(entries.len());
+        for run in runs(entries.into_iter().map(TryInto::try_into)) {
             match run {
                 Run::Good(puts) => {
                     let keys = puts.len();
                     let first = self.recency.first_index;
-                    let batch = PutBatch {
-                        puts,
-                        config: &self.config,
-                        recency: Recency {
-                            epoch,
-                            first_index: first.saturating_add(position(results.len())),
-                        },
-                        refresh_at_end: self.recency.epoch == Epoch::UNSET,
-                        unreachable: &self.unreachable,
-                        upsert: self.upsert,
+                    let recency = Recency {
+                        epoch,
+                        first_index: first.saturating_add(position(results.len())),
                     };
-                    let (started, drawn) = core.state.put_start(core.now(), &caller, batch);
+                    let (started, drawn) = self.run(core, &caller, puts, recency).await;
                     results.extend(started);
                     epoch = drawn;
-                    // A take-over fences the former writer: the sooner the better.
-                    core.dispatch();
                     breathe(keys).await;
                 }
                 Run::Bad(refusal) => results.push(Err(refusal)),
             }
         }
         let mut places = Places::new(&core.state);
+        let hold = self
+            .hold
+            .then(|| slots::grant(core, &caller, &self.unreachable))
+            .flatten()
+            .map(|(hold, _)| hold);
+        if let Some(hold) = &hold {
+            places.add_segment(hold.segment);
+        }
         for replica in results.iter().flatten().flat_map(|put| &put.replicas) {
             // The writer finds out if its segment went away already.
             places.add(replica);
@@ -140,7 +143,65 @@ impl Start {
             results,
             epoch,
             discard_after: core.state.terms().discard_after,
+            hold,
         }
+    }
+
+    /// Reserves consecutive entries. What finds no room is tried again when holds were called back for it: a
+    /// start does not fail for room that somebody has in advance.
+    async fn run(
+        &self,
+        core: &Arc<Core>,
+        caller: &Caller,
+        puts: Vec<PutStart>,
+        recency: Recency,
+    ) -> (Vec<Result<PutStarted, Refusal>>, Epoch) {
+        let kept = core.state.has_holds().then(|| puts.clone());
+        let batch = |puts, recency| PutBatch {
+            puts,
+            config: &self.config,
+            recency,
+            refresh_at_end: self.recency.epoch == Epoch::UNSET,
+            unreachable: &self.unreachable,
+            upsert: self.upsert,
+        };
+        let now = core.now();
+        let (mut results, epoch) = core.state.put_start(now, caller, batch(puts, recency));
+        // A take-over fences the former writer: the sooner the better.
+        core.dispatch();
+        let Some(kept) = kept else {
+            return (results, epoch);
+        };
+        let lacking = |result: &Result<_, _>| matches!(result, Err(Refusal::NoSpace { .. }));
+        let (indices, again): (Vec<usize>, Vec<PutStart>) = kept
+            .into_iter()
+            .zip(&results)
+            .enumerate()
+            .filter(|(_, (_, result))| lacking(result))
+            .map(|(index, (put, _))| {
+                let place = recency.first_index.saturating_add(position(index));
+                let prefix_index = put.prefix_index.or(Some(place));
+                (
+                    index,
+                    PutStart {
+                        prefix_index,
+                        ..put
+                    },
+                )
+            })
+            .unzip();
+        if !again.is_empty() && core.state.awaits_holds() {
+            slots::regained(core).await;
+            let recency = Recency { epoch, ..recency };
+            let (started, _) = core
+                .state
+                .put_start(core.now(), caller, batch(again, recency));
+            core.dispatch();
+            for (index, result) in indices.into_iter().zip(started) {
+                results[index] = result;
+            }
+        }
+        (results, epoch)
     }
 }
 

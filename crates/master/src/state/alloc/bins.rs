@@ -261,6 +261,11 @@ impl Allocator for BinAllocator {
         Ok(())
     }
 
+    fn split(&mut self, pieces: u64, unasked: u64) {
+        self.pieces = self.pieces + pieces - 1;
+        self.requested -= unasked;
+    }
+
     fn largest_free(&self) -> u64 {
         let granules = match self.long.last() {
             Some((len, _)) => *len as usize,

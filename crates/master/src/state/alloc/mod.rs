@@ -73,6 +73,10 @@ pub(crate) trait Allocator: fmt::Debug + Send {
     )]
     fn claim(&mut self, offset: u64, len: u64) -> Result<(), AllocError>;
 
+    /// Makes several pieces, or none, of one in use: from now on it is given back as `pieces` pieces, which
+    /// ask for `unasked` bytes less than it did.
+    fn split(&mut self, pieces: u64, unasked: u64);
+
     /// Length of the largest hole: exactly what [`allocate`](Self::allocate) could take now.
     fn largest_free(&self) -> u64;
 

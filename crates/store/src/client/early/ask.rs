@@ -103,6 +103,7 @@ impl StoreClient {
         let options = StartOptions {
             recency: options.recency,
             unreachable: &unreachable,
+            ..StartOptions::default()
         };
         let found = self.core().link.unfinished(keys, options).await?;
         let targets = Arc::new(Targets::new(&found.segments));

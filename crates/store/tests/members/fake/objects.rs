@@ -154,6 +154,7 @@ impl Objects {
             epoch: self.epoch_of(request.recency),
             discard_after_ms: 30_000,
             details: Vec::new(),
+            hold: None,
         }
     }
 
