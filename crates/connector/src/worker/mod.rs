@@ -57,7 +57,7 @@ use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
 use crate::stats::ConnectorStats;
-use crate::tracker::{PutOutcome, Tracker};
+use crate::tracker::Tracker;
 
 /// Layers that may wait to be saved.
 const SAVES_QUEUED: usize = 8;
@@ -273,7 +273,7 @@ impl StoreWorker {
             .saves_queue
             .push(SaveJob::Open(Arc::clone(&step)), SAVE_STALL)
         {
-            self.never_opened(&step);
+            step.never_opened(&self.shared);
             return None;
         }
         Some(Save {
@@ -281,21 +281,6 @@ impl StoreWorker {
             step,
             ended: false,
         })
-    }
-
-    /// Settles rows that the sender never heard of.
-    fn never_opened(&self, step: &SaveStep) {
-        tracing::warn!(
-            blocks = step.rows.len(),
-            "saves are too slow: a step's blocks are not saved"
-        );
-        self.shared
-            .counters
-            .dropped_saves
-            .add(step.rows.len() as u64);
-        for row in &step.rows {
-            self.shared.settle(&row.key, PutOutcome::Lost);
-        }
     }
 
     fn hand_over(&mut self, layer: usize, ready: Event) {
@@ -333,7 +318,7 @@ impl StoreWorker {
         {
             save_step.given_up.store(true, Ordering::Release);
             if !self.shared.options.layerwise {
-                self.never_opened(&save_step);
+                save_step.never_opened(&self.shared);
             }
         }
     }

@@ -36,6 +36,18 @@ pub(crate) struct SaveStep {
     pub(crate) given_up: AtomicBool,
 }
 
+impl SaveStep {
+    /// Settles rows that the sender never heard of.
+    pub(super) fn never_opened(&self, shared: &Shared) {
+        let blocks = self.rows.len();
+        tracing::warn!(blocks, "saves are too slow: a step's blocks are not saved");
+        shared.counters.dropped_saves.add(blocks as u64);
+        for row in &self.rows {
+            shared.settle(&row.key, PutOutcome::Lost);
+        }
+    }
+}
+
 /// One object of it.
 #[derive(Clone, Debug)]
 pub(crate) struct SaveRow {
