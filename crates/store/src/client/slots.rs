@@ -38,7 +38,12 @@ const PIECES: usize = 16;
 
 /// Whether a place that was chosen in advance is as good as any.
 pub(super) fn is_plain(config: &ReplicateConfig) -> bool {
-    *config == ReplicateConfig::default()
+    // Nothing is replaced, so there is no pin to be kept.
+    let plain = ReplicateConfig {
+        keep_soft_pin: config.keep_soft_pin,
+        ..ReplicateConfig::default()
+    };
+    *config == plain
 }
 
 /// Whether all objects of a call are small, and few enough for a hold.

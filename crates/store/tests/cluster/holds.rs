@@ -147,6 +147,17 @@ async fn what_needs_the_masters_choice_takes_two_round_trips() {
     assert_eq!(upsert.expect("there is room"), PutOutcome::Stored);
     client.store(&fresh_key(), &pattern(3, MIB)).await;
     assert_eq!(starts(&cluster)[1], before);
+    let keeping = ReplicateConfig {
+        keep_soft_pin: true,
+        ..ReplicateConfig::default()
+    };
+    let put = one(client.put(vec![request()], &keeping).await);
+    assert_eq!(put.expect("there is room"), PutOutcome::Stored);
+    assert_eq!(
+        starts(&cluster)[1],
+        before + 1,
+        "it says nothing of new keys"
+    );
 }
 
 #[tokio::test]
