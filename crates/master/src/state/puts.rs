@@ -152,7 +152,8 @@ impl State {
             origin: (put.fingerprint, put.layout_id),
             epoch: batch.epoch,
             index,
-            refresh_at_end: batch.refresh_at_end,
+            // A block of a request keeps the epoch that its writer was told: its other calls name it.
+            refresh_at_end: batch.refresh_at_end && put.prefix_index.is_none(),
             hard_pin: batch.config.hard_pin,
             soft_pin: self.soft_pin(batch.config),
             keep_soft_pin: batch.config.keep_soft_pin,
