@@ -109,6 +109,9 @@ pub struct Options {
     /// `layer_timeout_ms`: how long the computation waits for a layer; default 120 s, more than the
     /// transfers below are given, so that it passes only if those are stuck.
     pub layer_timeout: Duration,
+    /// `save_stall_ms`: how long in all of a step the computation waits for saves that are behind, before the
+    /// step's saves are given up; default 1 s, less while the store stays slow.
+    pub save_stall: Duration,
 }
 
 impl Default for Options {
@@ -134,12 +137,13 @@ impl Default for Options {
             audit_log: None,
             lookup_timeout: Duration::from_secs(1),
             layer_timeout: Duration::from_mins(2),
+            save_stall: Duration::from_secs(1),
         }
     }
 }
 
 /// Every name, in the order of the documentation.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     "kv_role",
     "kv_load_failure_policy",
     "use_layerwise",
@@ -158,6 +162,7 @@ const NAMES: [&str; 18] = [
     "audit_log_path",
     "lookup_timeout_ms",
     "layer_timeout_ms",
+    "save_stall_ms",
 ];
 
 /// The most blocks that a window or a call may have.
@@ -222,6 +227,7 @@ impl Options {
         options.audit_log = map.audit_log()?;
         map.milliseconds("lookup_timeout_ms", &mut options.lookup_timeout)?;
         map.milliseconds("layer_timeout_ms", &mut options.layer_timeout)?;
+        map.milliseconds("save_stall_ms", &mut options.save_stall)?;
         map.contradictions(&options)?;
         Ok(options)
     }

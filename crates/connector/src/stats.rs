@@ -85,6 +85,10 @@ counters! {
     failed_saves,
     /// Objects whose save was given up: preemption, a load that failed, shutdown.
     dropped_saves,
+    /// Calls that saved and had waited for loads.
+    yielded_saves,
+    /// Microseconds for which the computation waited until layers to be saved were taken.
+    save_stall_micros,
     /// Requests that were cut back after a failed load.
     recomputed_requests,
     /// Requests that failed by policy.

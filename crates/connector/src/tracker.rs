@@ -299,6 +299,15 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         true
     }
 
+    /// Every put is over, without an object. How many there were.
+    pub fn lose_all(&mut self) -> u64 {
+        let keys: Vec<K> = self.puts.keys().cloned().collect();
+        for key in &keys {
+            self.settle(key, PutOutcome::Lost);
+        }
+        keys.len() as u64
+    }
+
     /// What a request has computed in this attempt is void: nothing of it is to be committed.
     pub fn cancel(&mut self, request: &RequestId) {
         if let Some(entry) = self.requests.get_mut(request) {

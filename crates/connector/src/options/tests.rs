@@ -36,6 +36,7 @@ fn every_option_is_read() {
         "audit_log_path": "audit.jsonl",
         "lookup_timeout_ms": 50,
         "layer_timeout_ms": 7000,
+        "save_stall_ms": 40,
     }))
     .expect("all are accepted");
     let n = |value| NonZeroUsize::new(value).expect("above 0");
@@ -59,6 +60,7 @@ fn every_option_is_read() {
             audit_log: Some("audit.jsonl".into()),
             lookup_timeout: Duration::from_millis(50),
             layer_timeout: Duration::from_secs(7),
+            save_stall: Duration::from_millis(40),
         }
     );
     let replicate = options.replicate();

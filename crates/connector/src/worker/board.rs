@@ -16,17 +16,29 @@ use crate::contract::{BlockId, LayerReady};
 use crate::convergence::Convergence;
 
 pub(crate) struct Board {
-    state: Mutex<Convergence>,
+    state: Mutex<State>,
     changed: Condvar,
     cursor: watch::Sender<usize>,
     pub(crate) loaded_bytes: AtomicU64,
     pub(crate) load_micros: AtomicU64,
 }
 
+struct State {
+    loads: Convergence,
+    /// Calls that are under way.
+    flights: usize,
+}
+
+/// A call that is under way, or about to be.
+pub(crate) struct Flight(Arc<Board>);
+
 impl Board {
     pub(crate) fn new(rows: Vec<Vec<BlockId>>, layers: usize) -> Self {
         Self {
-            state: Mutex::new(Convergence::new(rows, layers)),
+            state: Mutex::new(State {
+                loads: Convergence::new(rows, layers),
+                flights: 0,
+            }),
             changed: Condvar::new(),
             cursor: watch::channel(0).0,
             loaded_bytes: AtomicU64::new(0),
@@ -36,26 +48,39 @@ impl Board {
 
     /// Runs `f` on the results, and wakes whoever waits for them.
     pub(crate) fn update<T>(&self, f: impl FnOnce(&mut Convergence) -> T) -> T {
-        let result = f(&mut self.state.lock());
+        let result = f(&mut self.state.lock().loads);
         self.changed.notify_all();
         result
     }
 
     pub(crate) fn look<T>(&self, f: impl FnOnce(&Convergence) -> T) -> T {
-        f(&self.state.lock())
+        f(&self.state.lock().loads)
     }
 
     /// Waits until the layer is there; `None`: not in time.
     pub(crate) fn wait(&self, layer: usize, patience: Duration) -> Option<LayerReady> {
         self.cursor.send_replace(layer);
-        self.wait_for(patience, |state| state.ready(layer))
+        self.wait_for(patience, |state| state.loads.ready(layer))
     }
 
-    /// Waits until all layers are there. `false`: not in time.
+    /// Waits until all layers are there and nothing is read any more. `false`: not in time.
     pub(crate) fn wait_all(&self, patience: Duration) -> bool {
         self.run_free();
-        let over = |state: &Convergence| state.is_over().then_some(());
+        let over = |state: &State| (state.loads.is_over() && state.flights == 0).then_some(());
         self.wait_for(patience, over).is_some()
+    }
+
+    /// A call is about to be made. Taken before looking which rows are worth it, so that whoever stops the
+    /// loads either keeps them from being asked for or waits for them.
+    pub(crate) fn take_off(self: &Arc<Self>) -> Flight {
+        self.state.lock().flights += 1;
+        Flight(Arc::clone(self))
+    }
+
+    /// Nothing more is asked for: what has not arrived is void.
+    pub(crate) fn stop(&self) {
+        self.run_free();
+        self.update(Convergence::abort);
     }
 
     /// What is void, now that all layers are there.
@@ -63,11 +88,7 @@ impl Board {
         self.look(|state| state.ready(0))
     }
 
-    fn wait_for<T>(
-        &self,
-        patience: Duration,
-        ready: impl Fn(&Convergence) -> Option<T>,
-    ) -> Option<T> {
+    fn wait_for<T>(&self, patience: Duration, ready: impl Fn(&State) -> Option<T>) -> Option<T> {
         let until = Instant::now() + patience;
         let mut state = self.state.lock();
         loop {
@@ -87,6 +108,13 @@ impl Board {
 
     pub(crate) fn cursor(&self) -> watch::Receiver<usize> {
         self.cursor.subscribe()
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.0.state.lock().flights -= 1;
+        self.0.changed.notify_all();
     }
 }
 
@@ -120,6 +148,31 @@ mod tests {
         assert!(dies.join().is_err());
         let ready = thread.join().expect("no panic").expect("woken");
         assert_eq!(ready.invalid_blocks, [1, 2, 3]);
+    }
+
+    // contract: connector-13
+    #[test]
+    fn loads_are_over_when_every_call_has_come_back() {
+        let board = Arc::new(Board::new(vec![vec![1]], 2));
+        let first = board.take_off();
+        let second = board.take_off();
+        board.update(|state| state.answered(0, &[0], &[false]));
+        drop(first);
+        assert!(
+            board.wait(1, Duration::ZERO).is_some(),
+            "nothing is to come"
+        );
+        assert!(!board.wait_all(Duration::ZERO), "the second is under way");
+        drop(second);
+        assert!(board.wait_all(Duration::ZERO));
+        // The same for loads that are stopped.
+        let board = Arc::new(Board::new(vec![vec![1], vec![2]], 2));
+        let flight = board.take_off();
+        board.stop();
+        assert_eq!(board.ready().expect("all void").invalid_blocks, [1, 2]);
+        assert!(!board.wait_all(Duration::ZERO));
+        drop(flight);
+        assert!(board.wait_all(Duration::ZERO));
     }
 
     #[test]

@@ -36,6 +36,10 @@ impl Sender {
 
     /// Something was cancelled or confirmed: goes on with what waited for that.
     pub(super) async fn told(&mut self) {
+        if self.is_given_up() {
+            // Its end may never be told.
+            self.leave().await;
+        }
         for mut open in std::mem::take(&mut self.held) {
             self.decide(&mut open).await;
             if open.rows().next().is_some() {

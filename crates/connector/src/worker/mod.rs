@@ -20,10 +20,12 @@ mod plan;
 mod queue;
 mod reads;
 mod receiver;
+mod saves;
 mod sender;
 mod shared;
 mod staging;
 mod step;
+mod traffic;
 
 pub use self::observer::{LayerTransfer, TransferObserver};
 
@@ -43,16 +45,15 @@ use self::caches::Caches;
 use self::plan::StepLoads;
 use self::queue::Queue;
 use self::receiver::LoadJob;
-use self::sender::{SaveJob, SaveStep, Sender};
+use self::sender::{SaveJob, Sender};
 use self::shared::Shared;
 use self::staging::Staging;
-use self::step::{Save, Step};
+use self::step::Step;
 use crate::audit::Audit;
 use crate::checks::{Deployment, Identity};
 use crate::contract::{
     CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults, WorkerSide,
 };
-use crate::convergence::Convergence;
 use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
@@ -62,8 +63,6 @@ use crate::tracker::Tracker;
 /// Layers that may wait to be saved.
 const SAVES_QUEUED: usize = 8;
 const LOADS_QUEUED: usize = 2;
-/// How long a full queue holds the computation up before the step's saves are given up.
-const SAVE_STALL: Duration = Duration::from_secs(5);
 
 /// The worker side of the layerwise store connector.
 pub struct StoreWorker {
@@ -85,6 +84,10 @@ pub struct StoreWorker {
     caches: Option<Arc<Caches>>,
     staging: Option<Arc<Staging>>,
     step: Option<Step>,
+    /// Loads of a step that was left in the middle, which have not come back in time.
+    stuck: Option<Arc<Board>>,
+    /// How long the next step's saves may hold the computation up.
+    stall: Duration,
     ending: BTreeSet<RequestId>,
 }
 
@@ -108,6 +111,7 @@ impl StoreWorker {
             None => Audit::off(),
         };
         let place = (deployment.storing_ranks, storing_rank);
+        let stall = options.save_stall;
         let shared = Shared::new(store, options, checked.layout, fingerprint, place, audit);
         let shared = Arc::new(shared);
         let loads_queue = Arc::new(Queue::new(LOADS_QUEUED));
@@ -130,6 +134,8 @@ impl StoreWorker {
             caches: None,
             staging: None,
             step: None,
+            stuck: None,
+            stall,
             ending: BTreeSet::new(),
         })
     }
@@ -171,7 +177,8 @@ impl StoreWorker {
 
     /// Saves what was handed over and ends the tasks. Waits for both as long as `deadline`.
     pub async fn close(mut self, deadline: Duration) -> Result<(), ConnectorError> {
-        self.clear_metadata();
+        // The tasks see it through; nothing waits here but for them.
+        self.leave_step();
         self.loads_queue.close();
         self.saves_queue.close();
         let both = async {
@@ -211,8 +218,27 @@ impl StoreWorker {
         self.keys.key(self.storing_rank, hash)
     }
 
-    /// Cancels what lost its blocks, and waits until nothing reads them.
+    /// Leaves the step, wherever it is: nothing more is loaded, and saves that are not whole are given up. Its
+    /// loads, unless the engine has been told that they don't come back.
+    fn leave_step(&mut self) -> Option<Arc<Board>> {
+        self.give_up_saves();
+        let step = self.step.take()?;
+        let board = step.board?;
+        board.stop();
+        (!step.late).then_some(board)
+    }
+
+    /// Cancels what lost its blocks, and waits until nothing reads or writes them.
     fn fence(&mut self, step: &StepMetadata) -> Result<(), ConnectorError> {
+        if let Some(stuck) = &self.stuck {
+            if !stuck.wait_all(self.patience()) {
+                return Err(ConnectorError::Deadline {
+                    what: "the end of loads of a step that was left in the middle",
+                    after: self.patience(),
+                });
+            }
+            self.stuck = None;
+        }
         let over = self.shared.tracker(|tracker| plan::begin(tracker, step))?;
         if self.doubtful.is_some() || !(over.is_empty() && step.void.is_empty()) {
             self.doubtful
@@ -250,77 +276,8 @@ impl StoreWorker {
             loading: self.shared.begin_loading(),
         };
         // A job that is not taken is dropped, which publishes its blocks as invalid.
-        self.loads_queue.push(job, self.patience());
+        self.loads_queue.push(job, &mut self.patience());
         Some(board)
-    }
-
-    fn begin_saves(
-        &self,
-        caches: &Arc<Caches>,
-        rows: Vec<sender::SaveRow>,
-        loads: bool,
-    ) -> Option<Save> {
-        if rows.is_empty() {
-            return None;
-        }
-        let step = Arc::new(SaveStep {
-            caches: Arc::clone(caches),
-            rows,
-            publish: self.shared.options.per_layer_readiness && !loads,
-            given_up: false.into(),
-        });
-        if !self
-            .saves_queue
-            .push(SaveJob::Open(Arc::clone(&step)), SAVE_STALL)
-        {
-            step.never_opened(&self.shared);
-            return None;
-        }
-        Some(Save {
-            handed: vec![false; caches.layers()],
-            step,
-            ended: false,
-        })
-    }
-
-    fn hand_over(&mut self, layer: usize, ready: Event) {
-        let layerwise = self.shared.options.layerwise;
-        let Some(save) = self.step.as_mut().and_then(|step| step.save.as_mut()) else {
-            return;
-        };
-        let fresh = save
-            .handed
-            .get_mut(layer)
-            .is_some_and(|handed| !std::mem::replace(handed, true));
-        if !fresh || !layerwise || save.step.given_up.load(Ordering::Acquire) {
-            return;
-        }
-        let job = SaveJob::Layer(Arc::clone(&save.step), layer, ready);
-        if !self.saves_queue.push(job, SAVE_STALL) {
-            tracing::warn!(layer, "saves are too slow: a step's blocks are not saved");
-            save.step.given_up.store(true, Ordering::Release);
-        }
-    }
-
-    /// Ends the step's saves, as far as they may be.
-    fn end_saves(&mut self, ready: Event) {
-        let Some(step) = self.step.as_mut() else {
-            return;
-        };
-        let Some(save) = step.save.as_mut().filter(|save| !save.ended) else {
-            return;
-        };
-        save.ended = true;
-        let save_step = Arc::clone(&save.step);
-        if !self
-            .saves_queue
-            .push(SaveJob::End(Arc::clone(&save_step), ready), SAVE_STALL)
-        {
-            save_step.given_up.store(true, Ordering::Release);
-            if !self.shared.options.layerwise {
-                save_step.never_opened(&self.shared);
-            }
-        }
     }
 
     fn note_computed(&mut self) {
@@ -373,6 +330,8 @@ impl WorkerSide for StoreWorker {
             requests: step.requests.iter().map(|r| r.request.clone()).collect(),
             board,
             save,
+            told: false,
+            late: false,
             computing: None,
             computed: Duration::ZERO,
             waited: Duration::ZERO,
@@ -395,6 +354,7 @@ impl WorkerSide for StoreWorker {
         };
         step.waited = begun.elapsed();
         step.computing = Some(Instant::now());
+        step.late = ready.is_none();
         ready.ok_or(ConnectorError::Deadline {
             what: "the load of a layer",
             after: patience,
@@ -414,6 +374,7 @@ impl WorkerSide for StoreWorker {
         let step = self.step("wait_for_save")?;
         if let Some(board) = step.board.clone() {
             if !board.wait_all(patience) {
+                step.late = true;
                 return Err(ConnectorError::Deadline {
                     what: "the end of a step's loads",
                     after: patience,
@@ -449,10 +410,10 @@ impl WorkerSide for StoreWorker {
         results.step = step.number;
         let micros = std::mem::take(&mut step.computed).as_micros();
         results.compute_micros = u64::try_from(micros).unwrap_or(u64::MAX);
-        if let Some(board) = step.board.take() {
-            // Of a step that was left in the middle nothing more is loaded, and what is missing is void.
-            board.run_free();
-            board.update(Convergence::abort);
+        if let Some(board) = step.board.as_ref().filter(|_| !step.told) {
+            step.told = true;
+            // In a step that was left in the middle, what is missing is void.
+            board.stop();
             results.invalid_blocks = board.look(|state| state.invalid().iter().copied().collect());
             results.loaded_bytes = board.loaded_bytes.load(Ordering::Relaxed);
             results.load_micros = board.load_micros.load(Ordering::Relaxed);
@@ -461,19 +422,14 @@ impl WorkerSide for StoreWorker {
     }
 
     fn clear_metadata(&mut self) {
-        let Some(step) = self.step.as_mut() else {
-            return;
-        };
-        if let Some(board) = &step.board {
-            board.run_free();
-            board.update(Convergence::abort);
+        if let Some(board) = self.leave_step()
+            && !board.wait_all(self.patience())
+        {
+            tracing::warn!(
+                "loads of a step that was left in the middle have not come back in time"
+            );
+            self.stuck = Some(board);
         }
-        if let Some(save) = step.save.as_ref().filter(|save| !save.ended) {
-            // The step was left in the middle: what it had to save is not whole.
-            save.step.given_up.store(true, Ordering::Release);
-        }
-        self.end_saves(crate::contract::HostEvent::done());
-        self.step = None;
     }
 }
 

@@ -55,7 +55,18 @@ pub(crate) struct LoadRow {
     pub(crate) index: u32,
 }
 
+/// Calls of a tile. Whatever becomes of who waits for them, they are seen through.
+#[derive(Default)]
+struct Flights(JoinSet<Done>);
+
+impl Drop for Flights {
+    fn drop(&mut self) {
+        self.0.detach_all();
+    }
+}
+
 pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
+    let _taker = queue.taker();
     while let Some(job) = queue.pop().await {
         let cursor = job.receiving.0.cursor();
         let mut load = Load {
@@ -113,9 +124,16 @@ impl Load<'_> {
         let (board, caches) = (&self.job.receiving.0, &self.job.caches);
         let rows: Vec<usize> = (0..self.job.rows.len()).collect();
         for rows in rows.chunks(self.shared.options.max_transfer_blocks.get()) {
+            let _flight = (board.take_off(), self.shared.traffic.load());
+            let rows = board.look(|state| {
+                rows.iter()
+                    .copied()
+                    .filter(|row| state.is_alive(*row))
+                    .collect::<Vec<_>>()
+            });
             let mut of_row = Vec::with_capacity(rows.len());
             let mut gets = Vec::with_capacity(rows.len());
-            for &row in rows {
+            for &row in &rows {
                 for block in board.look(|state| state.blocks(row).to_vec()) {
                     let Some(ranges) = caches.whole(block, &mut self.scratch) else {
                         self.failed(row, MissReason::Peer);
@@ -142,7 +160,7 @@ impl Load<'_> {
             let there = vec![true; rows.len()];
             board.update(|state| {
                 for layer in 0..caches.layers() {
-                    state.answered(layer, rows, &there);
+                    state.answered(layer, &rows, &there);
                 }
             });
         }
@@ -153,18 +171,18 @@ impl Load<'_> {
         let board = &self.job.receiving.0;
         let rows = board.look(|state| state.alive(tile.rows.clone()));
         let sessions = self.open(&rows, !tile.last).await;
-        let mut flights: JoinSet<Done> = JoinSet::new();
+        let mut flights = Flights::default();
         let mut next = tile.layers.start;
         self.shared.prefetch.lock().clear();
         // The computation passes none of these layers before all rows have it: it can be followed layer by
         // layer only where no rows are left to come.
         let follow = tile.rows.end == self.job.rows.len();
-        while next < tile.layers.end || !flights.is_empty() {
+        while next < tile.layers.end || !flights.0.is_empty() {
             let mut pause = None;
             if next < tile.layers.end && (!follow || self.is_near(next)) {
                 let room = self.shared.prefetch.lock().has_room(Instant::now());
                 match room {
-                    Err(wait) if !flights.is_empty() => pause = wait,
+                    Err(wait) if !flights.0.is_empty() => pause = wait,
                     _ => {
                         self.ask(next, &sessions, &mut flights);
                         next += 1;
@@ -173,7 +191,7 @@ impl Load<'_> {
                 }
             }
             tokio::select! {
-                Some(done) = flights.join_next(), if !flights.is_empty() => match done {
+                Some(done) = flights.0.join_next(), if !flights.0.is_empty() => match done {
                     Ok(done) => self.landed(&done),
                     // A read that panicked: what it was to bring is aborted with the job.
                     Err(error) => {
@@ -273,8 +291,9 @@ impl Load<'_> {
     }
 
     /// Asks for a layer of all rows that are still good.
-    fn ask(&mut self, layer: usize, sessions: &[(usize, Session)], flights: &mut JoinSet<Done>) {
+    fn ask(&mut self, layer: usize, sessions: &[(usize, Session)], flights: &mut Flights) {
         let board = &self.job.receiving.0;
+        let _asking = board.take_off();
         let rows: Vec<&(usize, Session)> = board.look(|state| {
             let alive = |(row, _): &&(usize, Session)| state.is_alive(*row);
             sessions.iter().filter(alive).collect()
@@ -285,7 +304,13 @@ impl Load<'_> {
             let call = Call::new(self.shared, self.job, layer, rows, &mut self.scratch);
             match call {
                 Some(call) => {
-                    flights.spawn(call.run(Arc::clone(self.shared)));
+                    let flight = (board.take_off(), self.shared.traffic.load());
+                    let done = call.run(Arc::clone(self.shared));
+                    flights.0.spawn(async move {
+                        let done = done.await;
+                        drop(flight);
+                        done
+                    });
                 }
                 None => {
                     for (row, _) in rows {

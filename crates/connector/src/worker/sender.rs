@@ -75,6 +75,15 @@ pub(crate) struct Sender {
     pub(super) scratch: AppliedRanges,
 }
 
+/// However the task ends, nobody waits for what it had to save.
+struct End(Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.settle_all();
+    }
+}
+
 /// A step that is being saved.
 pub(super) struct OpenStep {
     pub(super) step: Arc<SaveStep>,
@@ -94,13 +103,16 @@ impl Sender {
     }
 
     pub(crate) async fn run(mut self, queue: Arc<Queue<SaveJob>>) {
+        // Goes last, when nothing more can come.
+        let _end = End(Arc::clone(&self.shared));
+        let _taker = queue.taker();
         let told = Arc::clone(&self.shared);
         loop {
             tokio::select! {
                 biased;
                 () = told.saves_told.notified() => self.told().await,
                 job = queue.pop() => match job {
-                    Some(job) => self.job(job).await,
+                    Some(job) => self.job(job, &queue).await,
                     None => break,
                 },
             }
@@ -109,15 +121,13 @@ impl Sender {
         self.leave_waiting().await;
     }
 
-    async fn job(&mut self, job: SaveJob) {
+    async fn job(&mut self, job: SaveJob, queue: &Queue<SaveJob>) {
         match job {
             SaveJob::Open(step) => {
                 self.leave().await;
-                if self.shared.options.layerwise {
-                    self.open(step).await;
-                }
+                self.open(step).await;
             }
-            SaveJob::Layer(step, layer, ready) => self.layer(&step, layer, &ready).await,
+            SaveJob::Layer(step, layer, ready) => self.layer(&step, layer, &ready, queue).await,
             SaveJob::End(step, ready) if self.shared.options.layerwise => {
                 self.end(&step, &ready).await;
             }
@@ -126,6 +136,10 @@ impl Sender {
     }
 
     async fn open(&mut self, step: Arc<SaveStep>) {
+        if step.given_up.load(Ordering::Acquire) {
+            step.never_opened(&self.shared);
+            return;
+        }
         let mut sessions = Vec::with_capacity(step.rows.len());
         let limit = self.shared.options.max_transfer_blocks.get();
         let mut rest = step.rows.as_slice();
@@ -216,18 +230,33 @@ impl Sender {
         self.shared.settle(&row.key, outcome);
     }
 
-    async fn layer(&mut self, step: &Arc<SaveStep>, layer: usize, ready: &Event) {
+    async fn layer(
+        &mut self,
+        step: &Arc<SaveStep>,
+        layer: usize,
+        ready: &Event,
+        queue: &Queue<SaveJob>,
+    ) {
         let Some(mut open) = self.take(step) else {
             return;
         };
         if !reached(ready, self.shared.options.layer_timeout).await {
-            step.given_up.store(true, Ordering::Release);
+            self.shared.give_up(step);
         }
-        self.drop_cancelled(&mut open).await;
         let rows: Vec<usize> = open.rows().collect();
         let calls = self.shared.saves.lock().calls(rows.len());
         for call in calls {
-            self.write(&mut open, layer, &rows[call]).await;
+            let hurry = || queue.fills_up() || step.given_up.load(Ordering::Acquire);
+            if self.shared.traffic.give_way(hurry).await {
+                self.shared.counters.yielded_saves.add(1);
+            }
+            // Whoever waits for a cancelled save waits for one call at most.
+            self.drop_cancelled(&mut open).await;
+            let rows = rows[call].iter().copied();
+            let rows: Vec<usize> = rows.filter(|row| open.sessions[*row].is_some()).collect();
+            if !rows.is_empty() {
+                self.write(&mut open, layer, &rows).await;
+            }
         }
         self.open = Some(open);
     }
@@ -241,7 +270,7 @@ impl Sender {
                 layer,
                 "a step saves blocks that the registered caches don't have"
             );
-            step.given_up.store(true, Ordering::Release);
+            self.shared.give_up(&step);
             return;
         };
         let writes = rows.iter().zip(ranges).filter_map(|(row, ranges)| {
@@ -314,13 +343,18 @@ impl Sender {
         }
     }
 
+    pub(super) fn is_given_up(&self) -> bool {
+        let open = self.open.as_ref();
+        open.is_some_and(|open| open.step.given_up.load(Ordering::Acquire))
+    }
+
     /// The open step, if it is this one.
     pub(super) fn take(&mut self, step: &Arc<SaveStep>) -> Option<OpenStep> {
         self.open.take_if(|open| Arc::ptr_eq(&open.step, step))
     }
 
     /// Revokes what is left of a step that was not ended.
-    async fn leave(&mut self) {
+    pub(super) async fn leave(&mut self) {
         if let Some(open) = self.open.take() {
             self.give_up(open).await;
         }

@@ -3,6 +3,7 @@
 //! Each lock is held for a few instructions, never across an await and never while another is taken.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, oneshot};
 
 use super::observer::{LayerTransfer, TransferObserver};
+use super::sender::SaveStep;
+use super::traffic::Traffic;
 use crate::audit::Audit;
 use crate::batcher::Batcher;
 use crate::contract::{ComputeEvent, RequestId};
@@ -40,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) observer: OnceLock<Arc<dyn TransferObserver>>,
     /// Something was cancelled or confirmed that the task that saves may wait for.
     pub(crate) saves_told: Notify,
+    pub(crate) traffic: Arc<Traffic>,
     tracker: Mutex<Tracker<ObjectKey>>,
     settled: Condvar,
     /// Jobs whose reads may be under way.
@@ -80,6 +84,7 @@ impl Shared {
             audit,
             observer: OnceLock::new(),
             saves_told: Notify::new(),
+            traffic: Arc::default(),
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
             loading: Mutex::new(0),
@@ -135,6 +140,19 @@ impl Shared {
     /// A put is over.
     pub(crate) fn settle(&self, key: &ObjectKey, outcome: PutOutcome) {
         self.tracker.lock().settle(key, outcome);
+        self.settled.notify_all();
+    }
+
+    /// A step's saves are given up. Whoever has them revokes them.
+    pub(crate) fn give_up(&self, step: &SaveStep) {
+        step.given_up.store(true, Ordering::Release);
+        self.saves_told.notify_one();
+    }
+
+    /// Nobody saves any more. What was read meanwhile is never committed.
+    pub(crate) fn settle_all(&self) {
+        let lost = self.tracker.lock().lose_all();
+        self.counters.dropped_saves.add(lost);
         self.settled.notify_all();
     }
 

@@ -13,6 +13,10 @@ pub(super) struct Step {
     pub(super) requests: Vec<RequestId>,
     pub(super) board: Option<Arc<Board>>,
     pub(super) save: Option<Save>,
+    /// What became of its loads was told.
+    pub(super) told: bool,
+    /// A wait for its loads was in vain, and the engine knows.
+    pub(super) late: bool,
     /// When the layer that computes began to.
     pub(super) computing: Option<Instant>,
     pub(super) computed: Duration,
@@ -24,4 +28,6 @@ pub(super) struct Save {
     pub(super) step: Arc<SaveStep>,
     pub(super) handed: Vec<bool>,
     pub(super) ended: bool,
+    /// How long it may still hold the computation up.
+    pub(super) stall: Duration,
 }

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod early;
+mod ends;
 mod order;
 mod random;
 mod rig;
