@@ -1,8 +1,7 @@
 //! Whether an object that several blocks need is read once and copied (W11). Pure.
 //!
-//! Reading `n` times costs `n` remote reads; reading once costs one and `n − 1` local copies, by way of
-//! no staging of its own: the first block that needs the object is the source of the others. Which is
-//! less follows from two measured bandwidths. Until both are known the object is read once, since a
+//! Reading `n` times costs `n` remote reads; reading once costs one, into a staging slot, and `n` local
+//! copies from there. Which is less follows from two measured bandwidths. Until both are known the object is read once, since a
 //! copy in memory is rarely the slower one.
 
 use crate::options::LocalFanout;
@@ -48,7 +47,9 @@ impl FanOut {
             LocalFanout::On => true,
             LocalFanout::Off => false,
             LocalFanout::Auto => {
-                self.remote == 0.0 || self.local == 0.0 || self.local >= self.remote
+                let blocks = blocks as f64;
+                let known = self.remote > 0.0 && self.local > 0.0;
+                !known || blocks / self.local <= (blocks - 1.0) / self.remote
             }
         }
     }
@@ -78,6 +79,11 @@ mod tests {
         auto.note_remote(1_000, 1.0);
         auto.note_local(10_000, 1.0);
         assert!(auto.read_once(2));
+        let mut close = FanOut::new(LocalFanout::Auto);
+        close.note_remote(1_000, 1.0);
+        close.note_local(1_500, 1.0);
+        assert!(!close.read_once(2), "two copies take longer than one read");
+        assert!(close.read_once(4), "four take less than three");
         for _ in 0..50 {
             auto.note_local(100, 1.0);
         }
