@@ -104,6 +104,7 @@ fn answer() -> PutStartAnswer {
         kind: MemoryKind::Host,
     };
     PutStartAnswer {
+        hold: None,
         results: (0..BATCH).map(|index| Ok(started(index))).collect(),
         segments: (1..=8).map(segment).collect(),
         epoch: Epoch(77),
