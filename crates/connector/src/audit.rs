@@ -33,6 +33,7 @@ pub(crate) enum Operation {
     Read,
     GetEnd,
     Get,
+    Remove,
 }
 
 #[derive(Serialize)]

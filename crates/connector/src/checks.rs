@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::CacheLayout;
 use crate::error::ConnectorError;
-use crate::options::Options;
+use crate::options::{Options, Role};
 
 /// How the engine runs its forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +57,8 @@ pub struct Deployment {
     /// How the forward pass runs.
     pub execution: Execution,
     /// The engine keeps every chunk's blocks until the request ends. False where layers share buffers:
-    /// then committed blocks are loaded again for every later
-    /// chunk, and no block is shared between requests.
+    /// then committed blocks are loaded again for every later chunk, no block is shared between
+    /// requests, and chunks end with whole blocks. Only a producer can do without.
     pub retains_blocks: bool,
 }
 
@@ -125,6 +125,13 @@ impl Deployment {
                 "storing_ranks",
                 self.storing_ranks,
                 "it must divide tensor_parallel_size",
+            ));
+        }
+        if !self.retains_blocks && options.role != Role::Producer {
+            return Err(unsupported(
+                "kv_role",
+                options.role.name(),
+                "an engine that does not retain blocks loses those that are not whole with every step: only kv_producer is",
             ));
         }
         let layout = group.object()?;

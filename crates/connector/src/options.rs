@@ -26,6 +26,15 @@ pub enum Role {
 }
 
 impl Role {
+    /// As it is written in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Producer => "kv_producer",
+            Self::Consumer => "kv_consumer",
+            Self::Both => "kv_both",
+        }
+    }
+
     /// Whether this role saves.
     pub fn saves(self) -> bool {
         self != Self::Consumer

@@ -73,6 +73,8 @@ counters! {
     loaded_blocks,
     /// Blocks whose load failed.
     failed_loads,
+    /// Objects that were damaged and are removed.
+    removed_damaged,
     /// Blocks that were read once and copied to further places.
     fanned_out_blocks,
     /// Blocks of which several requests needed one object, read once each.

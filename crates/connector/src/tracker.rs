@@ -177,12 +177,10 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         self.requests.contains_key(request) || self.unsettled.contains_key(request)
     }
 
-    /// What a request has had committed: to be loaded again where the engine does not keep blocks.
-    pub fn committed(&self, request: &RequestId) -> impl Iterator<Item = (u32, &K)> {
-        let entry = self.requests.get(request);
-        entry
-            .into_iter()
-            .flat_map(|entry| entry.committed.iter().map(|(index, key)| (*index, key)))
+    /// What a request has had committed of the block at this index: to be loaded again where the engine
+    /// does not keep blocks.
+    pub fn committed(&self, request: &RequestId, index: u32) -> Option<&K> {
+        self.requests.get(request)?.committed.get(&index)
     }
 
     /// A request reads an object. `true`: it is the first, a session is to be opened.
@@ -322,7 +320,8 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         }
     }
 
-    /// Cancels everybody in `requests` whose table has a void block.
+    /// Cancels everybody in `requests` whose table has a void block, and forgets that these blocks were
+    /// committed: what the store does not give back is saved again.
     pub fn cancel_users_of<'a>(
         &mut self,
         void: &BTreeSet<BlockId>,
@@ -332,8 +331,16 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             return;
         }
         for request in requests {
-            if self.uses(request, void) {
-                self.cancel(request);
+            if !self.uses(request, void) {
+                continue;
+            }
+            self.cancel(request);
+            if let Some(Request {
+                table, committed, ..
+            }) = self.requests.get_mut(request)
+            {
+                let block = |index: u32| table.get(index as usize);
+                committed.retain(|index, _| block(*index).is_none_or(|b| !void.contains(b)));
             }
         }
     }

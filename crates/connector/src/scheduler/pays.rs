@@ -4,6 +4,8 @@
 //! second. Until both are known every load is taken. One in sixteen that would be declined is taken
 //! all the same, so that a store that has become fast is noticed.
 
+use crate::contract::StepPlan;
+
 /// Reports of each kind before anything is declined.
 const WARM_UP: u32 = 8;
 const EXPLORE_EVERY: u32 = 16;
@@ -68,6 +70,17 @@ impl Payoff {
         self.declined = self.declined.wrapping_add(1);
         self.declined.is_multiple_of(EXPLORE_EVERY)
     }
+}
+
+/// The tokens of a step that tells how fast prompts are computed; 0 if most of them continue an answer
+/// one by one, which takes longer a token.
+pub(super) fn prompt_tokens(plan: &StepPlan<'_>) -> u64 {
+    let of = |most: u64| -> u64 {
+        let scheduled = plan.requests.iter().map(|request| request.scheduled);
+        scheduled.filter(|tokens| *tokens >= most).sum()
+    };
+    let all = of(1);
+    if of(2) >= all.div_ceil(2) { all } else { 0 }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use layercake_protocol::ids::Epoch;
 
 use super::entry::Entry;
-use super::pays::Payoff;
+use super::pays::{Payoff, prompt_tokens};
 use super::reports::Reports;
 use super::seen::Seen;
 use crate::contract::{
@@ -29,6 +29,10 @@ use crate::stats::{Counters, MissReason};
 
 /// Steps whose number of tokens is remembered until their results come.
 const STEPS_REMEMBERED: usize = 16;
+
+/// Where blocks are not retained, a store that keeps nothing leaves no way to compute a prompt in chunks:
+/// after so many attempts the request fails.
+const MOST_ATTEMPTS: u32 = 8;
 
 /// What a planner has to know.
 #[derive(Clone, Debug)]
@@ -288,9 +292,18 @@ impl Planner {
                 detail: "a request is scheduled that has ended",
             });
         }
+        let size = self.config.block_size.get();
+        if self.config.restore && !scheduled.computed.is_multiple_of(size) {
+            return Err(ConnectorError::Metadata {
+                detail: format!(
+                    "request {:?} has computed {} tokens: without retained blocks, chunks end with whole blocks of {size}",
+                    scheduled.request, scheduled.computed
+                ),
+            });
+        }
         let end = scheduled.computed.saturating_add(scheduled.scheduled);
         let blocks = scheduled.table.len();
-        if to_usize(end.div_ceil(self.config.block_size.get())) > blocks {
+        if to_usize(end.div_ceil(size)) > blocks {
             return Err(ConnectorError::Metadata {
                 detail: format!(
                     "request {:?} has {blocks} blocks for {end} tokens",
@@ -331,8 +344,9 @@ impl Planner {
             entry.saves = true;
             save
         });
-        let kept = !self.config.restore || first_chunk;
-        let restore = if kept { 0 } else { scheduled.computed / size };
+        // After a cut-back, too, nothing of what was computed before is left.
+        let lost = self.config.restore && external == 0;
+        let restore = if lost { scheduled.computed / size } else { 0 };
         let restore = u32::try_from(restore).unwrap_or(u32::MAX);
         let table = entry.tell(scheduled.table, attempt);
         entry.end = end;
@@ -413,7 +427,13 @@ impl Planner {
                 continue;
             };
             self.void.insert(request.clone());
-            match entry.machine.load_failed(self.config.policy) {
+            let again = !self.config.restore || entry.machine.attempt() < MOST_ATTEMPTS;
+            let policy = if again {
+                self.config.policy
+            } else {
+                FailurePolicy::Fail
+            };
+            match entry.machine.load_failed(policy) {
                 Verdict::Recompute => {
                     entry.start_over(first);
                     self.counters.recomputed_requests.add(1);
@@ -454,26 +474,18 @@ impl Planner {
         }
     }
 
+    /// Saves that take too long are given up like those of a preempted request: its blocks can be given to
+    /// others, since the next step begins with nothing that reads from them.
     fn expire(&mut self, now: Duration, absorbed: &mut Absorbed) {
         for (request, entry) in &mut self.requests {
             if entry.machine.expire(now) == Some(End::Overdue) {
                 self.counters.overdue_requests.add(1);
                 tracing::warn!(%request, "not every worker has reported the end of its saves");
+                self.preempted.insert(request.clone());
                 absorbed.free.push(request.clone());
             }
         }
     }
-}
-
-/// The tokens of a step that tells how fast prompts are computed; 0 if most of them continue an answer
-/// one by one, which takes longer a token.
-fn prompt_tokens(plan: &StepPlan<'_>) -> u64 {
-    let of = |most: u64| -> u64 {
-        let scheduled = plan.requests.iter().map(|request| request.scheduled);
-        scheduled.filter(|tokens| *tokens >= most).sum()
-    };
-    let all = of(1);
-    if of(2) >= all.div_ceil(2) { all } else { 0 }
 }
 
 /// The blocks from `first` up to `end`; `None` if there are none.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
+use super::busy::Busy;
 use crate::contract::{BlockId, LayerReady};
 use crate::convergence::Convergence;
 
@@ -20,13 +21,12 @@ pub(crate) struct Board {
     changed: Condvar,
     cursor: watch::Sender<usize>,
     pub(crate) loaded_bytes: AtomicU64,
-    pub(crate) load_micros: AtomicU64,
 }
 
 struct State {
     loads: Convergence,
     /// Calls that are under way.
-    flights: usize,
+    flights: Busy,
 }
 
 /// A call that is under way, or about to be.
@@ -37,12 +37,11 @@ impl Board {
         Self {
             state: Mutex::new(State {
                 loads: Convergence::new(rows, layers),
-                flights: 0,
+                flights: Busy::default(),
             }),
             changed: Condvar::new(),
             cursor: watch::channel(0).0,
             loaded_bytes: AtomicU64::new(0),
-            load_micros: AtomicU64::new(0),
         }
     }
 
@@ -66,15 +65,20 @@ impl Board {
     /// Waits until all layers are there and nothing is read any more. `false`: not in time.
     pub(crate) fn wait_all(&self, patience: Duration) -> bool {
         self.run_free();
-        let over = |state: &State| (state.loads.is_over() && state.flights == 0).then_some(());
+        let over = |state: &State| (state.loads.is_over() && state.flights.is_idle()).then_some(());
         self.wait_for(patience, over).is_some()
     }
 
     /// A call is about to be made. Taken before looking which rows are worth it, so that whoever stops the
     /// loads either keeps them from being asked for or waits for them.
     pub(crate) fn take_off(self: &Arc<Self>) -> Flight {
-        self.state.lock().flights += 1;
+        self.state.lock().flights.begin(Instant::now());
         Flight(Arc::clone(self))
+    }
+
+    /// For how long at least one call has been under way.
+    pub(crate) fn busy(&self) -> Duration {
+        self.state.lock().flights.total(Instant::now())
     }
 
     /// Nothing more is asked for: what has not arrived is void.
@@ -113,7 +117,7 @@ impl Board {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.0.state.lock().flights -= 1;
+        self.0.state.lock().flights.end(Instant::now());
         self.0.changed.notify_all();
     }
 }

@@ -13,6 +13,7 @@
 //! ended or revoked by the store's client. What is open for whom is in one [`Tracker`](crate::tracker).
 
 mod board;
+mod busy;
 mod caches;
 mod commit;
 mod observer;
@@ -57,7 +58,7 @@ use crate::contract::{
 use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
-use crate::stats::ConnectorStats;
+use crate::stats::{ConnectorStats, MissReason};
 use crate::tracker::Tracker;
 
 /// Layers that may wait to be saved.
@@ -247,6 +248,11 @@ impl StoreWorker {
         }
         self.ending.extend(step.finished.iter().cloned());
         let patience = self.patience();
+        // What is not committed by then is lost.
+        let parts = step.requests.iter();
+        let restored = parts.filter(|part| part.restore > 0);
+        let restored: Vec<RequestId> = restored.map(|part| part.request.clone()).collect();
+        self.shared.wait_settled(&restored, patience);
         if self.shared.wait_settled(&over, patience) {
             return Ok(());
         }
@@ -262,10 +268,20 @@ impl StoreWorker {
         loads: StepLoads,
         ready: Event,
     ) -> Option<Arc<Board>> {
-        if loads.rows.is_empty() {
+        if loads.rows.is_empty() && loads.lost.is_empty() {
             return None;
         }
-        let board = Arc::new(Board::new(loads.blocks, caches.layers()));
+        let (rows, lost) = (loads.rows.len(), loads.lost.len() as u64);
+        let mut blocks = loads.blocks;
+        blocks.push(loads.lost);
+        let board = Arc::new(Board::new(blocks, caches.layers()));
+        // The last row is not loaded.
+        board.update(|state| state.fail(rows));
+        self.shared.counters.failed_loads.add(lost);
+        self.shared.counters.miss(MissReason::NeverStored, lost);
+        if rows == 0 {
+            return Some(board);
+        }
         let job = LoadJob {
             caches: Arc::clone(caches),
             staging: self.staging.clone(),
@@ -416,7 +432,7 @@ impl WorkerSide for StoreWorker {
             board.stop();
             results.invalid_blocks = board.look(|state| state.invalid().iter().copied().collect());
             results.loaded_bytes = board.loaded_bytes.load(Ordering::Relaxed);
-            results.load_micros = board.load_micros.load(Ordering::Relaxed);
+            results.load_micros = u64::try_from(board.busy().as_micros()).unwrap_or(u64::MAX);
         }
         results
     }

@@ -17,6 +17,8 @@ pub(super) struct StepLoads {
     pub(super) rows: Vec<LoadRow>,
     pub(super) blocks: Vec<Vec<BlockId>>,
     pub(super) requests: Vec<RequestId>,
+    /// Blocks that the engine has lost and the store does not have.
+    pub(super) lost: Vec<BlockId>,
     by_key: HashMap<ObjectKey, usize>,
 }
 
@@ -99,10 +101,11 @@ pub(super) fn loads(
             wanted.push((index, worker.key(hash)?));
         }
         worker.shared.tracker(|tracker| {
-            if request.restore > 0 {
-                let committed = tracker.committed(&request.request);
-                let committed = committed.take_while(|(index, _)| *index < request.restore);
-                wanted.extend(committed.map(|(index, key)| (index, key.clone())));
+            for index in 0..request.restore {
+                match tracker.committed(&request.request, index) {
+                    Some(key) => wanted.push((index, key.clone())),
+                    None => loads.lost.extend(tracker.block(&request.request, index)),
+                }
             }
             if !wanted.is_empty() {
                 loads.requests.push(request.request.clone());

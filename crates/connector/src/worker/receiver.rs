@@ -17,6 +17,7 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::Recency;
 use layercake_store::{GetOptions, GetRequest, StoreError};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -73,7 +74,7 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
             shared: &shared,
             job: &job,
             cursor,
-            begun: Instant::now(),
+            damaged: Mutex::default(),
             scratch: AppliedRanges::default(),
         };
         load.run().await;
@@ -87,7 +88,9 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
             .0
             .look(crate::convergence::Convergence::loaded_blocks);
         shared.counters.loaded_blocks.add(loaded as u64);
+        let damaged = load.damaged.into_inner();
         drop(job.loading);
+        remove(&shared, &damaged).await;
     }
 }
 
@@ -95,7 +98,8 @@ struct Load<'a> {
     shared: &'a Arc<Shared>,
     job: &'a LoadJob,
     cursor: watch::Receiver<usize>,
-    begun: Instant,
+    /// Objects that are not what was written.
+    damaged: Mutex<Vec<ObjectKey>>,
     scratch: AppliedRanges,
 }
 
@@ -106,7 +110,6 @@ impl Load<'_> {
             tracing::warn!("the engine's blocks were not free to be loaded into in time");
             return;
         }
-        self.begun = Instant::now();
         if self.shared.options.layerwise {
             let layers = self.job.caches.layers();
             let lead = NonZeroUsize::new(self.depth() + 1).unwrap_or(NonZeroUsize::MIN);
@@ -287,6 +290,9 @@ impl Load<'_> {
             tracing::debug!(key = %self.job.rows[row].key, reason = reason.name(), "a block is not loaded");
             self.shared.counters.failed_loads.add(blocks);
             self.shared.counters.miss(reason, blocks);
+            if reason == MissReason::Damaged {
+                self.damaged.lock().push(self.job.rows[row].key.clone());
+            }
         }
     }
 
@@ -363,12 +369,10 @@ impl Load<'_> {
         self.shared.audit.note(operation, key, layer, error);
     }
 
-    /// Before the layer is published, so that whoever waits for it sees what it took.
+    /// Before the layer is published, so that whoever waits for it sees it.
     fn note_loaded(&self, bytes: u64) {
         let board = &self.job.receiving.0;
-        let took = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         board.loaded_bytes.fetch_add(bytes, Ordering::Relaxed);
-        board.load_micros.store(took, Ordering::Relaxed);
     }
 
     fn depth(&self) -> usize {
@@ -393,6 +397,24 @@ impl Load<'_> {
     }
 }
 
+/// Removes objects that are damaged, so that whoever computes their blocks again can save them.
+/// Whoever has one open still reads what of it is good.
+async fn remove(shared: &Shared, damaged: &[ObjectKey]) {
+    let removed = shared.store.remove(damaged, true).await;
+    for (key, removed) in damaged.iter().zip(removed) {
+        let error = removed.as_ref().err();
+        let noted = error.map(|error| error as &dyn std::fmt::Display);
+        shared.audit.note(Operation::Remove, key, None, noted);
+        match error {
+            None => {
+                shared.counters.removed_damaged.add(1);
+                tracing::warn!(%key, "an object was damaged, and is removed");
+            }
+            Some(error) => tracing::warn!(%key, %error, "a damaged object could not be removed"),
+        }
+    }
+}
+
 /// So long, or for ever.
 async fn rest(pause: Option<Duration>) {
     match pause {
@@ -409,7 +431,9 @@ fn reason(error: &StoreError) -> MissReason {
         | StoreError::WriterGone { .. } => MissReason::InProgress,
         StoreError::Refused(Refusal::LeaseExpired) => MissReason::Lease,
         StoreError::FingerprintMismatch { .. } => MissReason::OtherFingerprint,
-        StoreError::ChecksumMismatch { .. } => MissReason::Damaged,
+        StoreError::ChecksumMismatch { .. } | StoreError::HeaderMismatch { .. } => {
+            MissReason::Damaged
+        }
         StoreError::MasterUnreachable { .. }
         | StoreError::NotAMaster { .. }
         | StoreError::Closed => MissReason::Master,

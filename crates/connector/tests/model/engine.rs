@@ -62,7 +62,7 @@ impl Engine {
             block_size: NonZeroU64::new(SIZE).expect("above 0"),
             ranks: u32::try_from(RANKS).expect("small"),
             object_len: 100,
-            role: Role::Both,
+            role: if restore { Role::Producer } else { Role::Both },
             policy,
             save_decode_cache: false,
             restore,
@@ -70,7 +70,7 @@ impl Engine {
             limits: Limits {
                 lookup: Duration::from_secs(3),
                 answer: Duration::from_secs(30),
-                drain: Duration::from_secs(1 << 20),
+                drain: Duration::from_secs(1),
             },
         };
         Self {
@@ -94,6 +94,7 @@ impl Engine {
     pub(crate) fn seen(&self) -> Seen {
         Seen {
             late_answers: self.counters.snapshot().late_answers,
+            overdue: self.counters.snapshot().overdue_requests,
             hits: self.seen.hits,
             cut_back: self.seen.cut_back,
             delayed: self.seen.delayed,
@@ -218,7 +219,11 @@ impl Engine {
                 continue;
             }
             let rest = self.requests[at].tokens - self.requests[at].computed;
-            let chunk = 1 + draw.below(rest.min(9));
+            let chunk = if self.shares {
+                1 + draw.below(rest.min(9))
+            } else {
+                rest.min(SIZE * (1 + draw.below(2)))
+            };
             if rest == 0 || !self.grow(at, chunk) {
                 continue;
             }
@@ -334,9 +339,14 @@ impl Engine {
         };
         let metadata = self.planner.plan(&plan).expect("a plan");
         let world = &mut self.world;
+        let whole = |part: &ScheduledRequest<'_>| usize::try_from(part.computed / SIZE);
+        let before = parts
+            .iter()
+            .flat_map(|part| &part.table[..whole(part).expect("small")]);
+        let gone: Vec<BlockId> = before.copied().filter(|_| !self.shares).collect();
         let ranks = self.ranks.iter_mut();
         let void: Vec<_> = ranks
-            .map(|rank| rank.start(&metadata, world, draw))
+            .map(|rank| rank.start(&metadata, &gone, world, draw))
             .collect();
         for part in &parts {
             compute(&mut self.ranks, part);

@@ -50,10 +50,9 @@ fn no_sequence_leaks_serves_what_is_void_or_leaves_a_request_without_an_end() {
     }
 }
 
-#[test]
-fn the_sequences_reach_what_they_are_about() {
+fn seen(restore: bool) -> world::Seen {
     let mut draw = Draw::new(1);
-    let mut engine = Engine::new(FailurePolicy::Recompute, false);
+    let mut engine = Engine::new(FailurePolicy::Recompute, restore);
     for _ in 0..20_000 {
         match draw.below(8) {
             0 | 1 => engine.arrive(&mut draw),
@@ -66,7 +65,12 @@ fn the_sequences_reach_what_they_are_about() {
         }
     }
     engine.wind_up(&mut draw);
-    let seen = engine.seen();
+    engine.seen()
+}
+
+#[test]
+fn the_sequences_reach_what_they_are_about() {
+    let seen = seen(false);
     let reached = |what: &str, count: u64| assert!(count > 20, "{what}: {count}");
     reached("hits", seen.hits);
     reached("loads that failed", seen.failed_loads);
@@ -77,5 +81,13 @@ fn the_sequences_reach_what_they_are_about() {
     reached("saves cancelled", seen.cancelled);
     reached("saves by somebody else", seen.elsewhere);
     reached("delayed frees", seen.delayed);
+    assert!(seen.overdue > 5, "overdue: {}", seen.overdue);
     reached("saves that waited for other ranks", seen.waited);
+}
+
+#[test]
+fn the_sequences_reach_engines_that_keep_no_blocks() {
+    let seen = seen(true);
+    assert!(seen.restored > 20, "{}", seen.restored);
+    assert!(seen.cut_back > 20, "{}", seen.cut_back);
 }

@@ -43,14 +43,19 @@ impl Rank {
         }
     }
 
-    /// Begins a step up to its computation. The blocks that are void.
+    /// Begins a step up to its computation. Blocks that are `gone` were not retained. The blocks that are
+    /// void.
     pub(crate) fn start(
         &mut self,
         step: &StepMetadata,
+        gone: &[BlockId],
         world: &mut World,
         draw: &mut Draw,
     ) -> BTreeSet<BlockId> {
         self.begin(step, world, draw);
+        for block in gone {
+            self.blocks.insert(*block, None);
+        }
         let void = self.load(step, world, draw);
         self.doubt(step);
         self.open_puts(step, world, draw);
@@ -104,6 +109,13 @@ impl Rank {
                 Begun::Stale => panic!("steps come in order"),
             }
         }
+        // Nor are blocks lost that are still saved.
+        over.extend(
+            step.requests
+                .iter()
+                .filter(|part| part.restore > 0)
+                .map(|part| part.request.clone()),
+        );
         // Nothing reads their blocks from here on.
         while let Some(at) = self.puts.iter().position(|put| over.contains(&put.owner)) {
             self.advance(at, world, draw);
@@ -121,15 +133,20 @@ impl Rank {
         draw: &mut Draw,
     ) -> BTreeSet<BlockId> {
         let mut rows: Vec<(Key, Vec<BlockId>)> = Vec::new();
+        let mut lost: BTreeSet<BlockId> = BTreeSet::new();
         for request in &step.requests {
             let mut wanted: Vec<(u32, Key)> = Vec::new();
             for (index, hash) in request.load.iter().flat_map(Span::iter) {
                 wanted.push((index, (self.number, hash.clone())));
             }
-            if request.restore > 0 {
-                let committed = self.tracker.committed(&request.request);
-                let committed = committed.take_while(|(index, _)| *index < request.restore);
-                wanted.extend(committed.map(|(index, key)| (index, key.clone())));
+            for index in 0..request.restore {
+                match self.tracker.committed(&request.request, index) {
+                    Some(key) => {
+                        world.seen.restored += 1;
+                        wanted.push((index, key.clone()));
+                    }
+                    None => lost.extend(self.tracker.block(&request.request, index)),
+                }
             }
             for (index, key) in wanted {
                 let block = self
@@ -176,7 +193,8 @@ impl Rank {
                 self.blocks.insert(*block, content.clone());
             }
         }
-        loads.invalid().clone()
+        lost.extend(loads.invalid());
+        lost
     }
 
     /// What is computed beside loads depends on what becomes of them on all ranks.

@@ -53,6 +53,8 @@ pub(crate) struct Seen {
     pub(crate) elsewhere: u64,
     pub(crate) delayed: u64,
     pub(crate) waited: u64,
+    pub(crate) restored: u64,
+    pub(crate) overdue: u64,
 }
 
 #[derive(Default)]

@@ -5,6 +5,7 @@ mod early;
 mod ends;
 mod order;
 mod random;
+mod restored;
 mod rig;
 mod scheduler;
 mod worker;

@@ -270,6 +270,19 @@ async fn a_range_that_fails_is_its_blocks_matter_alone() {
     assert_eq!(absorbed.failed, ["d".into()]);
     assert_eq!(rig.right(&table, &hashes), [true, true, false, true]);
     assert_eq!(rig.ranks[0].worker.stats().missed(MissReason::Damaged), 1);
+    // The damaged object goes, so that whoever computes its block again can save it.
+    let worker = &rig.ranks[0].worker;
+    eventually("the damaged object is removed", || {
+        worker.stats().removed_damaged == 1
+    })
+    .await;
+    assert_eq!(rig.admit("e", &hashes).await, 8);
+    rig.step(&[(("e", &[20, 21, 22, 23, 24], 17, 8, 9), &hashes)]);
+    rig.finish("e").await;
+    assert_eq!(rig.admit("f", &hashes).await, 16);
+    let table: Vec<BlockId> = vec![25, 26, 27, 28, 29];
+    rig.step(&[(("f", &table, 17, 16, 1), &hashes)]);
+    assert_eq!(rig.right(&table, &hashes), [true; 4]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -440,27 +453,6 @@ async fn blocks_that_several_requests_need_are_read_once_or_once_each() {
             "{setting}"
         );
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_engine_that_keeps_no_blocks_gets_its_committed_prefix_back() {
-    let cluster = Cluster::start().await;
-    let store = cluster.client().await;
-    let mut deployment = deployment(1);
-    deployment.retains_blocks = false;
-    let hashes = hashes(1, 4);
-    let mut rig = Rig::new(&deployment, &store, &json!({}));
-    let table: Vec<BlockId> = vec![0, 1, 2, 3];
-    rig.step(&[(("r", &table[..2], 16, 0, 8), &hashes)]);
-    eventually("the first chunk is committed", || {
-        rig.ranks[0].worker.stats().saved_blocks == 2
-    })
-    .await;
-    rig.ranks[0].wipe();
-    let absorbed = rig.step(&[(("r", &table, 16, 8, 8), &hashes)]);
-    assert_eq!(absorbed, Absorbed::default());
-    assert_eq!(rig.right(&table, &hashes), [true; 4]);
-    rig.finish("r").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -239,8 +239,11 @@ fn a_worker_that_never_reports_holds_blocks_up_to_a_limit() {
         FreeBlocks::Delayed
     );
     assert_eq!(bench.planner.absorb(&[], S(59)).free, []);
+    // Then its saves are given up, before the next step writes to its blocks.
     assert_eq!(bench.planner.absorb(&[], S(60)).free, ["r".into()]);
     assert_eq!(bench.counters.snapshot().overdue_requests, 1);
+    assert_eq!(bench.step(&[], &[]).preempted, ["r".into()]);
+    assert_eq!(bench.step(&[], &[]).preempted, []);
     assert!(bench.planner.is_empty());
 }
 
