@@ -9,7 +9,7 @@
 //! so that the link never rests. A wait that happened all the same widens the margin for a while.
 //!
 //! Besides, layers are asked for at the pace at which they arrive, so that what is needed first comes first
-//! ([`flight`]). A depth that was set is neither changed nor paced.
+//! (`flight`). A depth that was set is neither changed nor paced.
 
 mod flight;
 
