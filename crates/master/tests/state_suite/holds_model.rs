@@ -27,7 +27,8 @@ fn op() -> impl Strategy<Value = Op> {
     let index = any::<prop::sample::Index>;
     prop_oneof![
         3 => (0_usize..2).prop_map(Op::Grant),
-        9 => (index(), 0_u64..66, 0_usize..12, 1_u64..9, prop::bool::weighted(0.9))
+        // The number behind a hold's last is another hold's, and the one after it may be a place in that.
+        9 => (index(), 0_u64..65, 0_usize..12, 1_u64..9, prop::bool::weighted(0.9))
             .prop_map(|(hold, at, key, len, own)| Op::Fill(hold, at, key, len, own)),
         1 => index().prop_map(Op::GiveBack),
         1 => index().prop_map(Op::Abandon),
