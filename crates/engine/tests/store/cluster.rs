@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use layercake_connector::options::Options;
 use layercake_engine::run::{EngineConfig, StoreLink};
 use layercake_master::{Master, MasterConfig, Monitor};
-use layercake_store::link::{LinkConfig, MasterLink};
+use layercake_store::link::{LinkConfig, MasterLink, Timeouts};
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
 use layercake_store::{ClientConfig, StoreClient};
 use layercake_transport::mock::MockNetwork;
@@ -123,15 +123,25 @@ impl Cluster {
     }
 
     pub(crate) fn client(&self) -> StoreClient {
+        self.client_by(self.address, Timeouts::default())
+    }
+
+    /// A client that finds the master at this address.
+    pub(crate) fn client_by(&self, master: SocketAddr, timeouts: Timeouts) -> StoreClient {
         let transport = self.transport();
-        let config = link(self.address, "engine", &transport);
+        let mut config = link(master, "engine", &transport);
+        config.timeouts = timeouts;
         let connecting = StoreClient::connect(config, transport, ClientConfig::default());
         self.runtime.block_on(connecting).expect("the master is up")
     }
 
     pub(crate) fn link(&self, options: &Value) -> StoreLink {
+        self.link_of(self.client(), options)
+    }
+
+    pub(crate) fn link_of(&self, store: StoreClient, options: &Value) -> StoreLink {
         StoreLink {
-            store: self.client(),
+            store,
             options: self::options(options),
             observer: None,
             tenant: "default".to_owned(),

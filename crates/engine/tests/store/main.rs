@@ -4,6 +4,8 @@ mod cluster;
 mod equal;
 mod faults;
 mod late;
+mod link;
+mod meddler;
 mod network;
 mod random;
 mod ranks;
