@@ -1,4 +1,5 @@
-//! The audit log (W13): one JSON line for every whole-key operation, range and commit.
+//! The audit log (W13): one JSON line for every start, range, commit and other operation on a key. A range without
+//! a layer is a whole object.
 //!
 //! Off, it costs a look at an `Option`. On, lines are made where things happen and written by a thread
 //! of its own, since a task must not wait for a disk. The queue between is bounded; what does not fit is
@@ -28,11 +29,9 @@ pub(crate) enum Operation {
     Write,
     PutEnd,
     PutRevoke,
-    Put,
     GetStart,
     Read,
     GetEnd,
-    Get,
     Remove,
 }
 
@@ -199,6 +198,6 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let error = Audit::to(folder.path(), 0).expect_err("a folder is no file");
         assert!(error.to_string().contains("audit_log_path"), "{error}");
-        Audit::off().note(Operation::Get, "key", None, None);
+        Audit::off().note(Operation::GetStart, "key", None, None);
     }
 }

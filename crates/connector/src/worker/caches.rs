@@ -14,6 +14,28 @@ use layercake_transport::LocalSlice;
 use crate::contract::{BlockId, CacheRegistration, EntryCache, LayerCache};
 use crate::error::ConnectorError;
 
+/// A part of an object that moves in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Layer(usize),
+    /// All layers: whole-object mode (W14).
+    Whole,
+}
+
+impl Part {
+    pub(crate) fn layer(self) -> Option<usize> {
+        match self {
+            Self::Layer(layer) => Some(layer),
+            Self::Whole => None,
+        }
+    }
+
+    /// Whether it is the first that moves of its object.
+    pub(crate) fn is_first(self) -> bool {
+        matches!(self, Self::Layer(0) | Self::Whole)
+    }
+}
+
 pub(crate) struct Caches {
     layers: Vec<Layer>,
     object_len: u64,
@@ -67,7 +89,7 @@ impl Caches {
     }
 
     /// Bytes of a layer in an object.
-    pub(crate) fn layer_len(&self, layer: usize) -> u64 {
+    fn layer_len(&self, layer: usize) -> u64 {
         self.layers.get(layer).map_or(0, |layer| layer.len)
     }
 
@@ -78,7 +100,7 @@ impl Caches {
 
     /// The ranges of one layer in each of these blocks, block after block. `None` for a block that is
     /// not there.
-    pub(crate) fn ranges(
+    fn ranges(
         &self,
         layer: usize,
         blocks: &[BlockId],
@@ -91,13 +113,38 @@ impl Caches {
             .collect()
     }
 
-    /// The ranges of all layers in a block.
-    pub(crate) fn whole(&self, block: BlockId, scratch: &mut AppliedRanges) -> Option<Vec<Range>> {
-        let mut all = Vec::with_capacity(self.pieces());
+    /// The ranges of all layers in each of these blocks.
+    fn whole(&self, blocks: &[BlockId], scratch: &mut AppliedRanges) -> Option<Vec<Vec<Range>>> {
+        let room = |_| Vec::with_capacity(self.pieces());
+        let mut all: Vec<Vec<Range>> = blocks.iter().map(room).collect();
         for layer in 0..self.layers.len() {
-            all.extend(self.ranges(layer, &[block], scratch)?.pop()?);
+            let ranges = self.ranges(layer, blocks, scratch)?;
+            for (all, ranges) in all.iter_mut().zip(ranges) {
+                all.extend(ranges);
+            }
         }
         Some(all)
+    }
+
+    /// The ranges of a part in each of these blocks, block after block. `None` for a block that is not there.
+    pub(crate) fn part(
+        &self,
+        part: Part,
+        blocks: &[BlockId],
+        scratch: &mut AppliedRanges,
+    ) -> Option<Vec<Vec<Range>>> {
+        match part {
+            Part::Layer(layer) => self.ranges(layer, blocks, scratch),
+            Part::Whole => self.whole(blocks, scratch),
+        }
+    }
+
+    /// Bytes of a part in an object.
+    pub(crate) fn part_len(&self, part: Part) -> u64 {
+        match part {
+            Part::Layer(layer) => self.layer_len(layer),
+            Part::Whole => self.object_len,
+        }
     }
 
     /// Where each piece of a layer lies from the layer's start on.

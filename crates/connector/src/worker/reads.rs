@@ -1,7 +1,8 @@
-//! One call that reads a layer of some rows.
+//! One call that reads a part of some rows: a layer, or whole objects.
 //!
 //! A row with one block is read into it. One with several is read into each of them, or once into a
-//! staging slot and copied from there, whichever [`fanout`](crate::fanout) says.
+//! staging slot and copied from there, whichever [`fanout`](crate::fanout) says. Whole objects are not staged: a slot
+//! has room for a layer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +11,14 @@ use layercake_protocol::layout::AppliedRanges;
 use layercake_store::{EarlyRead, EarlySession, GetSession, RangeRead, ReadDone, StoreError};
 use layercake_transport::{LocalSlice, PieceError};
 
+use super::caches::Part;
 use super::receiver::LoadJob;
 use super::shared::Shared;
 use super::staging::Slot;
 
 /// What a call came to.
 pub(crate) struct Done {
-    pub(crate) layer: usize,
+    pub(crate) part: Part,
     pub(crate) rows: Vec<usize>,
     /// One for each row: what is wrong.
     pub(crate) results: Vec<Option<StoreError>>,
@@ -62,7 +64,7 @@ type Reading = std::pin::Pin<Box<dyn Future<Output = Vec<Result<ReadDone, StoreE
 
 /// A call whose reads are under way.
 pub(crate) struct Call {
-    layer: usize,
+    part: Part,
     rows: Vec<usize>,
     /// For each read, the position of its row.
     reads: Vec<usize>,
@@ -82,28 +84,33 @@ struct Copy {
 }
 
 impl Call {
-    /// Submits the reads of `layer`. `None`: the caches have no such block.
+    /// Submits the reads of `part`. `None`: the caches have no such block.
     pub(crate) fn new(
         shared: &Shared,
         job: &LoadJob,
-        layer: usize,
+        part: Part,
         rows: &[&(usize, Session)],
         scratch: &mut AppliedRanges,
     ) -> Option<Self> {
-        let within: Vec<(u64, u64)> = job.caches.within(layer).collect();
+        let within: Vec<(u64, u64)> = match part {
+            Part::Layer(layer) => job.caches.within(layer).collect(),
+            Part::Whole => Vec::new(),
+        };
         let mut reads = Vec::with_capacity(rows.len());
         let mut of_row = Vec::with_capacity(rows.len());
         let mut copies = Vec::new();
         for (at, (row, session)) in rows.iter().enumerate() {
             let blocks = job.receiving.0.look(|state| state.blocks(*row).to_vec());
-            let targets = job.caches.ranges(layer, &blocks, scratch)?;
-            if let Some((copy, ranges)) = stage(shared, job, at, &targets, &within) {
+            let targets = job.caches.part(part, &blocks, scratch)?;
+            if part != Part::Whole
+                && let Some((copy, ranges)) = stage(shared, job, at, &targets, &within)
+            {
                 copies.push(copy);
                 of_row.push(at);
                 reads.push((session, ranges));
                 continue;
             }
-            if targets.len() > 1 && layer == 0 {
+            if targets.len() > 1 && part.is_first() {
                 shared.counters.repeated_reads.add(targets.len() as u64);
             }
             for ranges in targets {
@@ -111,15 +118,15 @@ impl Call {
                 reads.push((session, ranges));
             }
         }
-        if layer == 0 {
+        if part.is_first() {
             let targets = copies.iter().map(|copy| copy.targets.len() as u64).sum();
             shared.counters.fanned_out_blocks.add(targets);
         }
         let begun = Instant::now();
-        let asked = job.caches.layer_len(layer) * reads.len() as u64;
+        let asked = job.caches.part_len(part) * reads.len() as u64;
         shared.prefetch.lock().ask(asked, begun);
         Some(Self {
-            layer,
+            part,
             rows: rows.iter().map(|(row, _)| *row).collect(),
             reads: of_row,
             copies,
@@ -160,9 +167,9 @@ impl Call {
                 });
             }
         }
-        shared.observed(self.layer, false, self.rows.len(), self.begun);
+        shared.observed(self.part, false, self.rows.len(), self.begun);
         Done {
-            layer: self.layer,
+            part: self.part,
             rows: self.rows,
             results,
             bytes,

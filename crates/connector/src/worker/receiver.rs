@@ -16,13 +16,13 @@ use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::Recency;
-use layercake_store::{GetOptions, GetRequest, StoreError};
+use layercake_store::{GetOptions, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::board::Receiving;
-use super::caches::Caches;
+use super::caches::{Caches, Part};
 use super::queue::Queue;
 use super::reads::{Call, Done, Session};
 use super::shared::{Loading, Shared, reached};
@@ -33,6 +33,9 @@ use crate::contract::{Event, RequestId};
 use crate::prefetch::Room;
 use crate::stats::MissReason;
 use crate::window::{Tile, Tiles};
+
+/// Calls for whole objects that are under way at a time.
+const WHOLE_CALLS: usize = 4;
 
 /// What is to be loaded of a step.
 pub(crate) struct LoadJob {
@@ -122,57 +125,71 @@ impl Load<'_> {
         }
     }
 
-    /// Whole-object mode (W14): every object is read in one go, once for each block.
+    /// Whole-object mode (W14): every object is read in one go, once for each block. While some are read, the
+    /// next ones' sessions are opened.
     async fn whole(&mut self) {
-        let (board, caches) = (&self.job.receiving.0, &self.job.caches);
-        let rows: Vec<usize> = (0..self.job.rows.len()).collect();
-        for rows in rows.chunks(self.shared.options.max_transfer_blocks.get()) {
-            let _flight = (board.take_off(), self.shared.traffic.load());
-            let rows = board.look(|state| {
-                rows.iter()
-                    .copied()
-                    .filter(|row| state.is_alive(*row))
-                    .collect::<Vec<_>>()
-            });
-            let mut of_row = Vec::with_capacity(rows.len());
-            let mut gets = Vec::with_capacity(rows.len());
-            for &row in &rows {
-                for block in board.look(|state| state.blocks(row).to_vec()) {
-                    let Some(ranges) = caches.whole(block, &mut self.scratch) else {
-                        self.failed(row, MissReason::Peer);
-                        continue;
-                    };
-                    of_row.push(row);
-                    gets.push(GetRequest {
-                        key: self.job.rows[row].key.clone(),
-                        ranges,
-                    });
-                }
+        let calls = self.shared.options.max_transfer_blocks.get();
+        let window = self.shared.options.session_window_blocks.get();
+        let (mut flights, mut sessions) = (Flights::default(), Vec::new());
+        let mut rest = 0..self.job.rows.len();
+        while !rest.is_empty() {
+            let end = rest.end.min(rest.start.saturating_add(calls.min(window)));
+            let rows = rest.start..end;
+            rest.start = end;
+            if sessions.len() + rows.len() > window {
+                self.drain(&mut flights, 0).await;
+                self.release(std::mem::take(&mut sessions));
             }
-            let mut read = self.shared.store.get_into(gets).await.into_iter();
-            for row in of_row {
-                let read = read.next();
-                let error = read.as_ref().and_then(|read| read.as_ref().err());
-                self.note(Operation::Get, row, None, error);
-                match read {
-                    Some(Ok(done)) => self.note_loaded(done.bytes),
-                    Some(Err(error)) => self.failed(row, reason(&error)),
-                    None => self.failed(row, MissReason::Master),
-                }
-            }
-            let there = vec![true; rows.len()];
-            board.update(|state| {
-                for layer in 0..caches.layers() {
-                    state.answered(layer, &rows, &there);
-                }
-            });
+            let rows = self.job.receiving.0.look(|state| state.alive(rows));
+            let opened = self.open(&rows, false).await;
+            self.ask(Part::Whole, &opened, &mut flights);
+            sessions.extend(opened);
+            self.drain(&mut flights, WHOLE_CALLS - 1).await;
         }
+        self.drain(&mut flights, 0).await;
+        self.release(sessions);
+    }
+
+    /// Waits until no more than so many calls are under way.
+    async fn drain(&self, flights: &mut Flights, most: usize) {
+        while flights.0.len() > most {
+            if let Some(done) = flights.0.join_next().await {
+                self.over(done);
+            }
+        }
+    }
+
+    fn over(&self, done: Result<Done, JoinError>) {
+        match done {
+            Ok(done) => self.landed(&done),
+            // A read that panicked: what it was to bring is aborted with the job.
+            Err(error) => {
+                tracing::error!(%error, "a read broke off");
+                let board = &self.job.receiving.0;
+                board.update(crate::convergence::Convergence::abort);
+            }
+        }
+    }
+
+    /// Ends sessions. Nobody waits for the leases: what is read next is another tile's, or another step's.
+    fn release(&self, sessions: Vec<(usize, Session)>) {
+        for (row, _) in &sessions {
+            self.note(Operation::GetEnd, *row, None, None);
+        }
+        let sessions = sessions.into_iter();
+        let sessions = sessions
+            .filter_map(|(_, session)| session.into_complete())
+            .collect();
+        self.shared.store.release_gets(sessions);
     }
 
     async fn tile(&mut self, tile: Tile) {
         self.near(tile.layers.start).await;
-        let board = &self.job.receiving.0;
-        let rows = board.look(|state| state.alive(tile.rows.clone()));
+        let rows = self
+            .job
+            .receiving
+            .0
+            .look(|state| state.alive(tile.rows.clone()));
         let sessions = self.open(&rows, !tile.last).await;
         let mut flights = Flights::default();
         let mut next = tile.layers.start;
@@ -187,21 +204,14 @@ impl Load<'_> {
                 match room {
                     Err(wait) if !flights.0.is_empty() => pause = wait,
                     _ => {
-                        self.ask(next, &sessions, &mut flights);
+                        self.ask(Part::Layer(next), &sessions, &mut flights);
                         next += 1;
                         continue;
                     }
                 }
             }
             tokio::select! {
-                Some(done) = flights.0.join_next(), if !flights.0.is_empty() => match done {
-                    Ok(done) => self.landed(&done),
-                    // A read that panicked: what it was to bring is aborted with the job.
-                    Err(error) => {
-                        tracing::error!(%error, "a read broke off");
-                        board.update(crate::convergence::Convergence::abort);
-                    }
-                },
+                Some(done) = flights.0.join_next(), if !flights.0.is_empty() => self.over(done),
                 () = rest(pause), if pause.is_some() => {}
                 moved = self.cursor.changed(), if next < tile.layers.end => {
                     if moved.is_err() {
@@ -210,15 +220,7 @@ impl Load<'_> {
                 }
             }
         }
-        for (row, _) in &sessions {
-            self.note(Operation::GetEnd, *row, None, None);
-        }
-        let sessions = sessions.into_iter();
-        let sessions = sessions
-            .filter_map(|(_, session)| session.into_complete())
-            .collect();
-        // Nobody waits for the leases: what is read next is another tile's, or another step's.
-        self.shared.store.release_gets(sessions);
+        self.release(sessions);
     }
 
     /// Opens the sessions of these rows; what can't be opened fails.
@@ -282,22 +284,26 @@ impl Load<'_> {
 
     fn failed(&self, row: usize, reason: MissReason) {
         let board = &self.job.receiving.0;
-        let (fresh, blocks) = board.update(|state| {
+        // Counted before the board tells, so that whoever is told finds it counted.
+        let fresh = board.update(|state| {
             let blocks = state.blocks(row).len() as u64;
-            (state.fail(row), blocks)
+            let fresh = state.fail(row);
+            if fresh {
+                self.shared.counters.failed_loads.add(blocks);
+                self.shared.counters.miss(reason, blocks);
+            }
+            fresh
         });
         if fresh {
             tracing::debug!(key = %self.job.rows[row].key, reason = reason.name(), "a block is not loaded");
-            self.shared.counters.failed_loads.add(blocks);
-            self.shared.counters.miss(reason, blocks);
             if reason == MissReason::Damaged {
                 self.damaged.lock().push(self.job.rows[row].key.clone());
             }
         }
     }
 
-    /// Asks for a layer of all rows that are still good.
-    fn ask(&mut self, layer: usize, sessions: &[(usize, Session)], flights: &mut Flights) {
+    /// Asks for a part of all rows that are still good.
+    fn ask(&mut self, part: Part, sessions: &[(usize, Session)], flights: &mut Flights) {
         let board = &self.job.receiving.0;
         let _asking = board.take_off();
         let rows: Vec<&(usize, Session)> = board.look(|state| {
@@ -307,7 +313,7 @@ impl Load<'_> {
         let calls = self.shared.loads.lock().calls(rows.len());
         for call in calls {
             let rows = &rows[call];
-            let call = Call::new(self.shared, self.job, layer, rows, &mut self.scratch);
+            let call = Call::new(self.shared, self.job, part, rows, &mut self.scratch);
             match call {
                 Some(call) => {
                     let flight = (board.take_off(), self.shared.traffic.load());
@@ -346,7 +352,7 @@ impl Load<'_> {
         self.note_loaded(done.bytes);
         for (at, &row) in done.rows.iter().enumerate() {
             let error = done.results.get(at).and_then(Option::as_ref);
-            self.note(Operation::Read, row, Some(done.layer), error);
+            self.note(Operation::Read, row, done.part.layer(), error);
             match done.results.get(at) {
                 Some(None) => {}
                 Some(Some(error)) => self.failed(row, reason(error)),
@@ -354,7 +360,15 @@ impl Load<'_> {
             }
         }
         let arrived: Vec<bool> = done.results.iter().map(Option::is_none).collect();
-        board.update(|state| state.answered(done.layer, &done.rows, &arrived));
+        let layers = match done.part {
+            Part::Layer(layer) => layer..layer + 1,
+            Part::Whole => 0..self.job.caches.layers(),
+        };
+        board.update(|state| {
+            for layer in layers {
+                state.answered(layer, &done.rows, &arrived);
+            }
+        });
     }
 
     fn note(

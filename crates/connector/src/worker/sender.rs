@@ -5,6 +5,8 @@
 //! as soon as one of its ranges failed, or its owner lost its blocks; its neighbours go on. Whatever
 //! happens, every row is settled exactly once with the tracker: that is what frees the engine's blocks.
 
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -16,14 +18,16 @@ use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::{PutStart, Recency};
 use layercake_store::{PutSession, RangeWrite, StoreError};
 
-use super::caches::Caches;
-use super::commit::Unread;
+use super::caches::{Caches, Part};
 use super::queue::Queue;
 use super::shared::{Shared, reached};
 use crate::audit::Operation;
 use crate::batcher::CallReport;
 use crate::contract::{BlockId, Event, RequestId};
 use crate::tracker::PutOutcome;
+
+/// Calls of a step that are under way at a time.
+const CALLS: usize = 4;
 
 /// What is to be saved of a step.
 pub(crate) struct SaveStep {
@@ -71,7 +75,6 @@ pub(crate) struct Sender {
     open: Option<OpenStep>,
     /// Written, and waiting for the results of other ranks.
     pub(super) held: Vec<OpenStep>,
-    pub(super) unread: Vec<Unread>,
     pub(super) scratch: AppliedRanges,
 }
 
@@ -81,6 +84,28 @@ struct End(Arc<Shared>);
 impl Drop for End {
     fn drop(&mut self) {
         self.0.settle_all();
+    }
+}
+
+/// One for each row of a call: the bytes, or what is wrong.
+type Written = Vec<Result<u64, StoreError>>;
+
+/// A call that saves, and is under way.
+struct Writing {
+    call: Call,
+    result: Pin<Box<dyn Future<Output = Written> + Send>>,
+}
+
+struct Call {
+    rows: Vec<usize>,
+    begun: Instant,
+}
+
+/// What the first of these calls comes to.
+async fn first(writing: &mut VecDeque<Writing>) -> Written {
+    match writing.front_mut() {
+        Some(call) => (&mut call.result).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -97,7 +122,6 @@ impl Sender {
             shared,
             open: None,
             held: Vec::new(),
-            unread: Vec::new(),
             scratch: AppliedRanges::default(),
         }
     }
@@ -127,11 +151,17 @@ impl Sender {
                 self.leave().await;
                 self.open(step).await;
             }
-            SaveJob::Layer(step, layer, ready) => self.layer(&step, layer, &ready, queue).await,
-            SaveJob::End(step, ready) if self.shared.options.layerwise => {
+            SaveJob::Layer(step, layer, ready) => {
+                self.part(&step, Part::Layer(layer), &ready, queue).await;
+            }
+            SaveJob::End(step, ready) => {
+                if !self.shared.options.layerwise {
+                    // Everything at the step's end (W14).
+                    self.open(Arc::clone(&step)).await;
+                    self.part(&step, Part::Whole, &ready, queue).await;
+                }
                 self.end(&step, &ready).await;
             }
-            SaveJob::End(step, ready) => self.put_whole(step, &ready).await,
         }
     }
 
@@ -230,10 +260,11 @@ impl Sender {
         self.shared.settle(&row.key, outcome);
     }
 
-    async fn layer(
+    /// Saves a part of all rows: some calls at a time, the next one as soon as there is room for it.
+    async fn part(
         &mut self,
         step: &Arc<SaveStep>,
-        layer: usize,
+        part: Part,
         ready: &Event,
         queue: &Queue<SaveJob>,
     ) {
@@ -244,42 +275,76 @@ impl Sender {
             self.shared.give_up(step);
         }
         let rows: Vec<usize> = open.rows().collect();
-        let calls = self.shared.saves.lock().calls(rows.len());
-        for call in calls {
+        let mut calls = self.shared.saves.lock().calls(rows.len());
+        let mut next = calls.next();
+        let mut writing: VecDeque<Writing> = VecDeque::new();
+        let mut landed = Instant::now();
+        loop {
             let hurry = || queue.fills_up() || step.given_up.load(Ordering::Acquire);
-            if self.shared.traffic.give_way(hurry).await {
-                self.shared.counters.yielded_saves.add(1);
-            }
-            // Whoever waits for a cancelled save waits for one call at most.
-            self.drop_cancelled(&mut open).await;
-            let rows = rows[call].iter().copied();
-            let rows: Vec<usize> = rows.filter(|row| open.sessions[*row].is_some()).collect();
-            if !rows.is_empty() {
-                self.write(&mut open, layer, &rows).await;
+            tokio::select! {
+                biased;
+                written = first(&mut writing), if !writing.is_empty() => {
+                    if let Some(Writing { call, .. }) = writing.pop_front() {
+                        self.written(&mut open, part, &call, &written, landed).await;
+                        landed = Instant::now();
+                    }
+                }
+                gave_way = self.shared.traffic.give_way(hurry), if next.is_some() && writing.len() < CALLS => {
+                    if gave_way {
+                        self.shared.counters.yielded_saves.add(1);
+                    }
+                    let rows = next.take().map_or(&[][..], |call| &rows[call]);
+                    next = calls.next();
+                    // Whoever waits for a cancelled save waits for the calls under way at most.
+                    self.drop_cancelled(&mut open, rows).await;
+                    writing.extend(self.write(&open, part, rows));
+                }
+                else => break,
             }
         }
         self.open = Some(open);
     }
 
-    async fn write(&mut self, open: &mut OpenStep, layer: usize, rows: &[usize]) {
-        let step = Arc::clone(&open.step);
+    /// Submits one call for those of these rows that are still good.
+    fn write(&mut self, open: &OpenStep, part: Part, rows: &[usize]) -> Option<Writing> {
+        let step = &open.step;
+        let good = |row: &usize| open.sessions[*row].is_some();
+        let rows: Vec<usize> = rows.iter().copied().filter(good).collect();
+        if rows.is_empty() {
+            return None;
+        }
         let blocks: Vec<BlockId> = rows.iter().map(|row| step.rows[*row].block).collect();
-        let ranges = step.caches.ranges(layer, &blocks, &mut self.scratch);
-        let Some(ranges) = ranges else {
+        let Some(ranges) = step.caches.part(part, &blocks, &mut self.scratch) else {
             tracing::warn!(
-                layer,
+                ?part,
                 "a step saves blocks that the registered caches don't have"
             );
-            self.shared.give_up(&step);
-            return;
+            self.shared.give_up(step);
+            return None;
         };
         let writes = rows.iter().zip(ranges).filter_map(|(row, ranges)| {
             let session = open.sessions[*row].as_ref()?;
             Some(RangeWrite { session, ranges })
         });
         let begun = Instant::now();
-        let written = self.shared.store.write_ranges(writes.collect()).await;
-        self.shared.observed(layer, true, rows.len(), begun);
+        Some(Writing {
+            result: Box::pin(self.shared.store.write_ranges(writes.collect())),
+            call: Call { rows, begun },
+        })
+    }
+
+    /// A call is over. `landed`: when the one before it was.
+    async fn written(
+        &self,
+        open: &mut OpenStep,
+        part: Part,
+        call: &Call,
+        written: &[Result<u64, StoreError>],
+        landed: Instant,
+    ) {
+        let step = Arc::clone(&open.step);
+        let rows = &call.rows;
+        self.shared.observed(part, true, rows.len(), call.begun);
         let mut failed = Vec::new();
         for (at, &row) in rows.iter().enumerate() {
             let key = &step.rows[row].key;
@@ -290,28 +355,34 @@ impl Sender {
             };
             let shown = error.map(|error| error as &dyn std::fmt::Display);
             let audit = &self.shared.audit;
-            audit.note(Operation::Write, key, Some(layer), shown);
+            audit.note(Operation::Write, key, part.layer(), shown);
             if let Some(error) = error {
-                tracing::debug!(%key, layer, %error, "a block is not saved");
+                tracing::debug!(%key, ?part, %error, "a block is not saved");
                 failed.push(row);
             }
         }
         self.shared.saves.lock().report(CallReport {
             rows: rows.len(),
-            bytes: step.caches.layer_len(layer) * rows.len() as u64,
-            took: begun.elapsed(),
+            bytes: step.caches.part_len(part) * rows.len() as u64,
+            // While the one before it was under way, the link was that one's.
+            took: call.begun.max(landed).elapsed(),
             failed: failed.len(),
         });
         self.shared.counters.failed_saves.add(failed.len() as u64);
         self.revoke(open, &failed).await;
+        self.drop_cancelled(open, rows).await;
     }
 
-    /// Revokes what its owner no longer vouches for, before another byte of it is read.
-    pub(super) async fn drop_cancelled(&self, open: &mut OpenStep) {
+    /// Revokes which of these rows their owners no longer vouch for, before another byte of them is read. None of
+    /// them is being read.
+    pub(super) async fn drop_cancelled(&self, open: &mut OpenStep, rows: &[usize]) {
         let given_up = open.step.given_up.load(Ordering::Acquire);
         let cancelled = self.shared.tracker(|tracker| {
-            let gone = |row: &usize| given_up || !tracker.may_write(&open.step.rows[*row].key);
-            open.rows().filter(gone).collect::<Vec<_>>()
+            let gone = |row: &usize| {
+                let kept = !given_up && tracker.may_write(&open.step.rows[*row].key);
+                open.sessions[*row].is_some() && !kept
+            };
+            rows.iter().copied().filter(gone).collect::<Vec<_>>()
         });
         self.shared
             .counters

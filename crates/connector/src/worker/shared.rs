@@ -14,6 +14,7 @@ use layercake_store::StoreClient;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, oneshot};
 
+use super::caches::Part;
 use super::observer::{LayerTransfer, TransferObserver};
 use super::sender::SaveStep;
 use super::traffic::Traffic;
@@ -117,9 +118,9 @@ impl Shared {
         block.saturating_mul(ranks).saturating_add(rank)
     }
 
-    /// A layer of so many rows has been moved.
-    pub(crate) fn observed(&self, layer: usize, save: bool, rows: usize, begun: Instant) {
-        let Some(observer) = self.observer.get() else {
+    /// A part of so many rows has been moved. Only layers are told of.
+    pub(crate) fn observed(&self, part: Part, save: bool, rows: usize, begun: Instant) {
+        let (Some(observer), Part::Layer(layer)) = (self.observer.get(), part) else {
             return;
         };
         if let Some(layer) = self.layout.physical_layer(layer) {

@@ -8,4 +8,5 @@ mod random;
 mod restored;
 mod rig;
 mod scheduler;
+mod whole;
 mod worker;
