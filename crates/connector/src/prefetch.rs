@@ -1,7 +1,8 @@
 //! How many layers are loaded ahead of the computation (W6). Pure.
 //!
-//! Loads go straight into the engine's blocks, so that loading early costs room in queues, not memory
-//! of its own. The controller wants just enough: if a layer takes `t` to arrive and a layer computes in
+//! Loads go straight into the engine's blocks, and what does not find a staging slot does without: nothing that is
+//! asked for early needs room in a queue or a buffer, so that only the model's layers bound the depth. What early layers
+//! cost is the link, which the pace below shares out. The controller wants just enough: if a layer takes `t` to arrive and a layer computes in
 //! `c`, then `t / c` layers must be on their way for none to be waited for. Both times are smoothed, and
 //! their spread or the latest peak, whichever is more, is added as a margin, since one late layer stops
 //! everything behind it. A transfer that
@@ -25,17 +26,6 @@ const WEIGHT: f64 = 0.2;
 const FADE: f64 = 0.995;
 /// Standard deviations of margin.
 const MARGIN: f64 = 3.0;
-
-/// What bounds the depth at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Layers in the model.
-    pub layers: usize,
-    /// Layers of loads that queues still take; those under way count.
-    pub queue: usize,
-    /// Staging buffers that are free, counted in layers; a large number where none are needed.
-    pub buffers: usize,
-}
 
 /// The depth, from what was measured.
 #[derive(Clone, Debug)]
@@ -112,9 +102,13 @@ impl Prefetch {
         self.flight.land(bytes, now);
     }
 
-    /// A layer was computed in so much time, and its loads had been waited for so long before.
-    pub fn note_compute(&mut self, took: Duration, waited: Duration) {
+    /// A layer of a step was computed in so much time, and its loads had been waited for so long before. For the
+    /// first one all wait, whatever the depth.
+    pub fn note_compute(&mut self, layer: usize, took: Duration, waited: Duration) {
         self.compute.note(took);
+        if layer == 0 {
+            return;
+        }
         if waited > took / 8 {
             self.extra = (self.extra + 1.0).min(64.0);
         } else {
@@ -122,10 +116,10 @@ impl Prefetch {
         }
     }
 
-    /// Layers to have asked for beyond the one that computes; at least 1, since the next layer's load
-    /// must be under way.
-    pub fn depth(&self, room: Room) -> usize {
-        let most = room.layers.min(room.queue).min(room.buffers).max(1);
+    /// Layers of a model with so many to have asked for beyond the one that computes; at least 1, since the next
+    /// layer's load must be under way.
+    pub fn depth(&self, layers: usize) -> usize {
+        let most = layers.max(1);
         if let Some(fixed) = self.fixed {
             return fixed.get().min(most);
         }

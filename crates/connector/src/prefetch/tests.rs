@@ -10,6 +10,8 @@ const LAYERS: usize = 48;
 /// Microseconds that a layer computes for.
 const COMPUTE: f64 = 400.0;
 const LAYER_BYTES: u64 = 4 << 20;
+/// What it costs to have a layer ahead all through a step, in microseconds of waiting.
+const AHEAD: f64 = 5.0;
 /// Steps that are counted, and those before them in which the controller gets to know the link.
 const STEPS: usize = 40;
 const WARM_UP: usize = 10;
@@ -42,6 +44,11 @@ struct Simulation {
     now: f64,
     loads: Vec<Load>,
     prefetch: Prefetch,
+    /// Layers of the step that were asked for and are not computed yet, times microseconds.
+    ahead: f64,
+    /// Layers that were asked for, and that were computed.
+    asked: usize,
+    computed: usize,
 }
 
 impl Simulation {
@@ -60,6 +67,7 @@ impl Simulation {
     fn ask(&mut self, layer: usize) {
         let draw = self.random();
         self.prefetch.ask(LAYER_BYTES, self.time());
+        self.asked += 1;
         self.loads.push(Load {
             layer,
             since: self.now,
@@ -89,6 +97,7 @@ impl Simulation {
         let arrivals = self.loads.iter().filter_map(|load| load.at);
         let next = done.chain(arrivals).fold(until, f64::min);
         let share = (next - self.now) / served.max(1) as f64;
+        self.ahead += (next - self.now) * (self.asked - self.computed) as f64;
         self.now = next;
         let waiting = self.loads.iter_mut().filter(|load| load.at.is_none());
         for load in waiting.take(served) {
@@ -106,21 +115,18 @@ impl Simulation {
         arrived.iter().map(|load| load.layer).collect()
     }
 
-    /// Microseconds of a step in which the computation waited.
-    fn step(&mut self) -> f64 {
-        let room = Room {
-            layers: LAYERS,
-            queue: LAYERS,
-            buffers: usize::MAX,
-        };
+    /// What a step costs, in microseconds.
+    fn step(&mut self) -> Cost {
         self.prefetch.clear();
+        (self.ahead, self.asked, self.computed) = (0.0, 0, 0);
+        let begun = self.now;
         let (mut next, mut waited) = (0, 0.0);
         let mut there = [false; LAYERS];
         let mut compute = |sim: &mut Self, there: &mut [bool], layer: usize, until: Option<f64>| {
             let begun = sim.now;
             while until.map_or(!there[layer], |until| sim.now < until) {
                 let mut look_again = f64::INFINITY;
-                while next < LAYERS && next <= layer + sim.prefetch.depth(room) {
+                while next < LAYERS && next <= layer + sim.prefetch.depth(LAYERS) {
                     match sim.prefetch.has_room(sim.time()) {
                         Err(wait) if !sim.loads.is_empty() => {
                             // Timers know whole milliseconds.
@@ -145,14 +151,33 @@ impl Simulation {
             let until = self.now + COMPUTE;
             compute(self, &mut there, layer, Some(until));
             let micros = |micros: f64| Duration::from_secs_f64(micros / 1e6);
-            self.prefetch.note_compute(micros(COMPUTE), micros(exposed));
+            self.prefetch
+                .note_compute(layer, micros(COMPUTE), micros(exposed));
+            self.computed += 1;
         }
-        waited
+        let ahead = self.ahead / (self.now - begun);
+        Cost { waited, ahead }
     }
 }
 
-/// Milliseconds of waiting in a step of a model.
-fn exposed(link: Link, setting: PrefetchLayers) -> f64 {
+/// What a step costs.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Microseconds in which the computation waited.
+    waited: f64,
+    /// Layers that were ahead of it, on average.
+    ahead: f64,
+}
+
+impl Cost {
+    /// What is asked for early takes the link from others, and is for nothing if the step is left.
+    fn total(self) -> f64 {
+        self.waited + self.ahead * AHEAD
+    }
+}
+
+/// The average step of a model.
+fn cost(link: Link, setting: PrefetchLayers) -> Cost {
     let mut simulation = Simulation {
         link,
         begun: Instant::now(),
@@ -160,14 +185,21 @@ fn exposed(link: Link, setting: PrefetchLayers) -> f64 {
         now: 0.0,
         loads: Vec::new(),
         prefetch: Prefetch::new(setting),
+        ahead: 0.0,
+        asked: 0,
+        computed: 0,
     };
     for _ in 0..WARM_UP {
         simulation.step();
     }
     // All settings see the same draws from here on.
     simulation.seed = 11;
-    let waited: f64 = (0..STEPS).map(|_| simulation.step()).sum();
-    waited / STEPS as f64 / 1e3
+    let steps: Vec<Cost> = (0..STEPS).map(|_| simulation.step()).collect();
+    let mean = |of: fn(&Cost) -> f64| steps.iter().map(of).sum::<f64>() / STEPS as f64;
+    Cost {
+        waited: mean(|cost| cost.waited),
+        ahead: mean(|cost| cost.ahead),
+    }
 }
 
 fn fixed(depth: usize) -> PrefetchLayers {
@@ -175,7 +207,7 @@ fn fixed(depth: usize) -> PrefetchLayers {
 }
 
 #[test]
-fn auto_exposes_no_more_than_the_best_fixed_depth() {
+fn auto_costs_no_more_than_the_best_fixed_depth() {
     type Draw = fn(u64) -> u64;
     let links: [(&str, Draw, Draw); 5] = [
         ("steady", |_| 100, |_| 50),
@@ -188,7 +220,9 @@ fn auto_exposes_no_more_than_the_best_fixed_depth() {
             |_| 100,
         ),
     ];
-    println!("milliseconds of waiting in a step    auto   best fixed (depth)      1      4     47");
+    println!(
+        "microseconds of a step: auto waits (layers ahead)   best fixed (depth, ahead)      1      4     47"
+    );
     for (name, service, latency) in links {
         for shared in [false, true] {
             let link = Link {
@@ -196,23 +230,29 @@ fn auto_exposes_no_more_than_the_best_fixed_depth() {
                 service,
                 latency,
             };
-            let auto = exposed(link, PrefetchLayers::Auto);
-            let all: Vec<f64> = (1..LAYERS)
-                .map(|depth| exposed(link, fixed(depth)))
-                .collect();
-            let best = all.iter().copied().fold(f64::INFINITY, f64::min);
-            let depth = all
+            let auto = cost(link, PrefetchLayers::Auto);
+            let all: Vec<Cost> = (1..LAYERS).map(|depth| cost(link, fixed(depth))).collect();
+            let cheapest = all
                 .iter()
-                .position(|waited| *waited <= best)
-                .map_or(0, |at| at + 1);
+                .zip(1..)
+                .min_by(|a, b| a.0.total().total_cmp(&b.0.total()));
+            let (best, depth) = cheapest.expect("some depths");
             let kind = if shared { "shared" } else { "in turn" };
             println!(
-                "{name:<14} {kind:<8} {auto:>20.3} {best:>12.3} ({depth:>2}) {:>10.3} {:>6.3} {:>6.3}",
-                all[0], all[3], all[46]
+                "{name:<14} {kind:<8} {:>12.0} ({:>4.1}) {:>12.0} ({depth:>2}, {:>4.1}) {:>10.0} {:>6.0} {:>6.0}",
+                auto.waited,
+                auto.ahead,
+                best.waited,
+                best.ahead,
+                all[0].total(),
+                all[3].total(),
+                all[46].total()
             );
             assert!(
-                auto <= best * 1.05,
-                "{name}, {kind}: auto waits {auto} ms, depth {depth} {best} ms"
+                auto.total() <= best.total() * 1.05,
+                "{name}, {kind}: auto costs {}, depth {depth} {}",
+                auto.total(),
+                best.total()
             );
         }
     }
@@ -228,20 +268,19 @@ proptest! {
         transfer in 1_u64..100_000,
         compute in 1_u64..100_000,
         notes in proptest::collection::vec((0_u64..1_000_000, 0_u64..1_000_000, any::<bool>()), 0..40),
-        (layers, queue, buffers) in (0_usize..70, 0_usize..70, 0_usize..70),
+        layers in 0_usize..70,
         setting in proptest::option::of(1_usize..70),
     ) {
-        let room = Room { layers, queue, buffers };
-        let most = layers.min(queue).min(buffers).max(1);
+        let most = layers.max(1);
         let set = setting.map_or(PrefetchLayers::Auto, fixed);
         let mut prefetch = Prefetch::new(set);
-        prop_assert_eq!(prefetch.depth(room), setting.unwrap_or(most).min(most));
+        prop_assert_eq!(prefetch.depth(layers), setting.unwrap_or(most).min(most));
         for _ in 0..3 {
             note_transfer(&mut prefetch, US(transfer));
-            prefetch.note_compute(US(compute), US(0));
+            prefetch.note_compute(1, US(compute), US(0));
         }
         let ratio = usize::try_from(transfer.div_ceil(compute)).expect("small") + 1;
-        let depth = prefetch.depth(room);
+        let depth = prefetch.depth(layers);
         let expected = setting.unwrap_or(ratio).min(most);
         // A ratio that is whole may be found a hair above.
         prop_assert!(depth == expected || depth == (expected + 1).min(most), "{depth}, not {expected}");
@@ -249,9 +288,9 @@ proptest! {
             if moved {
                 note_transfer(&mut prefetch, US(took));
             } else {
-                prefetch.note_compute(US(took), US(waited));
+                prefetch.note_compute(1, US(took), US(waited));
             }
-            let depth = prefetch.depth(room);
+            let depth = prefetch.depth(layers);
             prop_assert!((1..=most).contains(&depth));
             prop_assert!(setting.is_none_or(|set| depth == set.min(most)));
         }
@@ -265,29 +304,42 @@ fn note_transfer(prefetch: &mut Prefetch, took: Duration) {
 #[test]
 fn auto_does_not_ask_for_more_than_it_needs() {
     let mut prefetch = Prefetch::new(PrefetchLayers::Auto);
-    let room = Room {
-        layers: 60,
-        queue: 60,
-        buffers: 60,
-    };
-    assert_eq!(prefetch.depth(room), 60, "nothing is known");
+    assert_eq!(prefetch.depth(60), 60, "nothing is known");
     for _ in 0..50 {
         note_transfer(&mut prefetch, US(100));
-        prefetch.note_compute(US(400), US(0));
+        prefetch.note_compute(1, US(400), US(0));
     }
-    assert_eq!(prefetch.depth(room), 2);
+    assert_eq!(prefetch.depth(60), 2);
     for _ in 0..50 {
         note_transfer(&mut prefetch, US(1_500));
     }
-    assert_eq!(prefetch.depth(room), 5);
+    assert_eq!(prefetch.depth(60), 5);
     note_transfer(&mut prefetch, US(4_000));
-    assert!(prefetch.depth(room) > 10, "a peak is remembered");
+    assert!(prefetch.depth(60) > 10, "a peak is remembered");
     for _ in 0..2_000 {
         note_transfer(&mut prefetch, US(1_500));
     }
-    assert_eq!(prefetch.depth(room), 5);
-    assert_eq!(prefetch.depth(Room { queue: 3, ..room }), 3);
-    assert_eq!(prefetch.depth(Room { buffers: 0, ..room }), 1);
+    assert_eq!(prefetch.depth(60), 5);
+    assert_eq!(prefetch.depth(3), 3);
+    assert_eq!(prefetch.depth(0), 1);
+}
+
+/// Nothing can be asked for before the step has begun: the wait for the first layer says nothing about the depth.
+#[test]
+fn waiting_for_the_first_layer_is_no_sign_of_too_little_depth() {
+    let mut prefetch = Prefetch::new(PrefetchLayers::Auto);
+    note_transfer(&mut prefetch, US(100));
+    let depth = |prefetch: &mut Prefetch, waits_for: usize| {
+        for _ in 0..30 {
+            for layer in 0..4 {
+                let waited = if layer == waits_for { 300 } else { 0 };
+                prefetch.note_compute(layer, US(400), US(waited));
+            }
+        }
+        prefetch.depth(60)
+    };
+    assert_eq!(depth(&mut prefetch, 0), 2);
+    assert!(depth(&mut prefetch, 2) > 10);
 }
 
 #[test]
@@ -295,11 +347,6 @@ fn a_fixed_depth_stays_within_the_room() {
     let four = PrefetchLayers::Fixed(NonZeroUsize::new(4).expect("above 0"));
     let mut prefetch = Prefetch::new(four);
     note_transfer(&mut prefetch, US(1));
-    let room = Room {
-        layers: 60,
-        queue: 60,
-        buffers: 60,
-    };
-    assert_eq!(prefetch.depth(room), 4);
-    assert_eq!(prefetch.depth(Room { layers: 3, ..room }), 3);
+    assert_eq!(prefetch.depth(60), 4);
+    assert_eq!(prefetch.depth(3), 3);
 }

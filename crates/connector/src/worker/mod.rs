@@ -298,11 +298,12 @@ impl StoreWorker {
 
     fn note_computed(&mut self) {
         if let Some(step) = self.step.as_mut()
-            && let Some(since) = step.computing.take()
+            && let Some((layer, since)) = step.computing.take()
         {
             let took = since.elapsed();
             step.computed += took;
-            self.shared.prefetch.lock().note_compute(took, step.waited);
+            let mut prefetch = self.shared.prefetch.lock();
+            prefetch.note_compute(layer, took, step.waited);
         }
     }
 }
@@ -369,7 +370,7 @@ impl WorkerSide for StoreWorker {
             None => Some(LayerReady::default()),
         };
         step.waited = begun.elapsed();
-        step.computing = Some(Instant::now());
+        step.computing = Some((layer, Instant::now()));
         step.late = ready.is_none();
         ready.ok_or(ConnectorError::Deadline {
             what: "the load of a layer",

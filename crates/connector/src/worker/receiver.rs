@@ -30,7 +30,6 @@ use super::staging::Staging;
 use crate::audit::Operation;
 use crate::batcher::CallReport;
 use crate::contract::{Event, RequestId};
-use crate::prefetch::Room;
 use crate::stats::MissReason;
 use crate::window::{Tile, Tiles};
 
@@ -390,11 +389,8 @@ impl Load<'_> {
     }
 
     fn depth(&self) -> usize {
-        self.shared.prefetch.lock().depth(Room {
-            layers: self.job.caches.layers(),
-            queue: self.job.caches.layers(),
-            buffers: usize::MAX,
-        })
+        let layers = self.job.caches.layers();
+        self.shared.prefetch.lock().depth(layers)
     }
 
     fn is_near(&self, layer: usize) -> bool {

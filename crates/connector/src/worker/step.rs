@@ -17,8 +17,8 @@ pub(super) struct Step {
     pub(super) told: bool,
     /// A wait for its loads was in vain, and the engine knows.
     pub(super) late: bool,
-    /// When the layer that computes began to.
-    pub(super) computing: Option<Instant>,
+    /// The layer that computes, and when it began to.
+    pub(super) computing: Option<(usize, Instant)>,
     pub(super) computed: Duration,
     pub(super) waited: Duration,
 }
