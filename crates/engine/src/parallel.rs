@@ -2,17 +2,30 @@
 //!
 //! Each rank is a thread. In a layer they meet at an [`Exchange`]: every rank brings its part of each
 //! token's vector and takes the whole. A rank that fails breaks the exchange, so that nobody waits for
-//! it; every wait has a deadline besides.
+//! it; every wait has a deadline besides: what a layer may take to compute, and what its connector may hold the slowest
+//! rank up for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use layercake_connector::options::Options;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::EngineError;
 
-/// How long ranks wait for one another: longer than any wait of the connector's in one layer.
-const PATIENCE: Duration = Duration::from_mins(10);
+/// The most that a layer takes to compute.
+const LAYER: Duration = Duration::from_mins(10);
+
+/// How long ranks wait for one another. The connector may hold a rank up between two layers while saves let go of its
+/// blocks, while a layer is loaded, and while saves are behind.
+pub(crate) fn patience(options: Option<&Options>) -> Duration {
+    options.map_or(LAYER, |options| {
+        let loads = options.layer_timeout.saturating_mul(2);
+        LAYER
+            .saturating_add(loads)
+            .saturating_add(options.save_stall)
+    })
+}
 
 /// Where ranks meet.
 #[derive(Debug)]
@@ -38,10 +51,11 @@ pub(crate) struct Port {
     rank: usize,
     ranks: usize,
     round: u64,
+    patience: Duration,
 }
 
-/// The ports of ranks that compute together.
-pub(crate) fn ports(ranks: u32) -> Vec<Port> {
+/// The ports of ranks that compute together, and wait so long for one another.
+pub(crate) fn ports(ranks: u32, patience: Duration) -> Vec<Port> {
     let count = ranks as usize;
     let parts = || vec![Vec::new(); count];
     let exchange = Arc::new(Exchange {
@@ -58,6 +72,7 @@ pub(crate) fn ports(ranks: u32) -> Vec<Port> {
         rank,
         ranks: count,
         round: 0,
+        patience,
     };
     (0..count).map(port).collect()
 }
@@ -76,7 +91,7 @@ impl Port {
         let lost = EngineError::RankLost { rank: self.rank() };
         let set = usize::from(!self.round.is_multiple_of(2));
         self.round += 1;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience;
         let mut state = self.exchange.state.lock();
         let mine = &mut state.parts[set][self.rank];
         mine.clear();
@@ -133,7 +148,7 @@ mod tests {
     #[test]
     fn everybody_gets_all_parts_in_order_round_after_round() {
         thread::scope(|scope| {
-            for mut port in ports(3) {
+            for mut port in ports(3, LAYER) {
                 scope.spawn(move || {
                     for round in 0..200_u16 {
                         let of = |rank: u16, token: u16| f32::from(round * 10 + rank * 3 + token);
@@ -149,8 +164,20 @@ mod tests {
     }
 
     #[test]
+    fn ranks_wait_for_as_long_as_the_connector_may_hold_one_up() {
+        let mut options = Options::default();
+        assert!(patience(Some(&options)) > patience(None));
+        options.layer_timeout = Duration::from_hours(24);
+        assert!(patience(Some(&options)) > options.layer_timeout);
+        // And no longer than that.
+        let mut ports = ports(2, Duration::from_millis(1));
+        let error = ports[0].gather(&[1.0], 1).expect_err("the other is late");
+        assert!(matches!(error, EngineError::RankLost { rank: 0 }));
+    }
+
+    #[test]
     fn nobody_waits_for_a_rank_that_left() {
-        let mut ports = ports(2);
+        let mut ports = ports(2, LAYER);
         let gone = ports.pop().expect("two");
         let mut left = ports.pop().expect("two");
         let waiting = thread::spawn(move || left.gather(&[1.0], 1));

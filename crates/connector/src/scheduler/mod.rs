@@ -2,7 +2,7 @@
 //!
 //! [`Planner`] decides; this shell runs its questions as tasks on the engine's runtime and brings the
 //! answers back through a channel that is emptied at every call. No call waits for the store. Tasks
-//! belong to the scheduler and end with it; each has a deadline.
+//! belong to the scheduler and end with it, or with their request; each has a deadline.
 
 mod entry;
 mod pays;
@@ -13,6 +13,7 @@ mod seen;
 pub use pays::Payoff;
 pub use planner::{Planner, PlannerConfig, Question};
 
+use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,7 +23,7 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{Presence, Recency};
 use layercake_store::StoreClient;
 use tokio::runtime::Handle;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::checks::{Checked, Deployment, Execution, Identity};
 use crate::contract::{
@@ -33,7 +34,7 @@ use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::lookup::{Found, KeyState, Lookup};
 use crate::options::Options;
-use crate::request::Limits;
+use crate::request::{Limits, QuestionId};
 use crate::stats::{ConnectorStats, Counters, MissReason};
 
 /// How long an answer may be acted upon: half of the lease that a probe grants by default.
@@ -52,6 +53,8 @@ pub struct StoreScheduler {
     store: StoreClient,
     runtime: Handle,
     lookups: JoinSet<()>,
+    /// What is being asked for whom.
+    asking: HashMap<RequestId, (QuestionId, AbortHandle)>,
     answer: Sender<Answer>,
     answers: Receiver<Answer>,
     start: Instant,
@@ -83,6 +86,7 @@ impl StoreScheduler {
             store,
             runtime,
             lookups: JoinSet::new(),
+            asking: HashMap::new(),
             answer,
             answers,
             start: Instant::now(),
@@ -111,11 +115,33 @@ impl StoreScheduler {
         self.planner.len()
     }
 
+    /// Look-ups that are under way.
+    pub fn open_lookups(&mut self) -> usize {
+        self.take_answers();
+        self.lookups.len()
+    }
+
     /// Waits until a look-up has been answered, but no longer than this: for an engine that has nothing
     /// to compute meanwhile.
     pub fn wait(&mut self, at_most: Duration) {
         if let Ok((question, answer)) = self.answers.recv_timeout(at_most) {
-            self.planner.answered(&question, answer, self.now());
+            self.answered(&question, answer);
+        }
+    }
+
+    fn answered(&mut self, question: &Question, answer: Result<Found, MissReason>) {
+        if let Some((id, _)) = self.asking.get(&question.request)
+            && *id == question.id
+        {
+            self.asking.remove(&question.request);
+        }
+        self.planner.answered(question, answer, self.now());
+    }
+
+    /// Nobody asks any more what this request asked last.
+    fn stop_asking(&mut self, request: &RequestId) {
+        if let Some((_, task)) = self.asking.remove(request) {
+            task.abort();
         }
     }
 
@@ -126,8 +152,7 @@ impl StoreScheduler {
     fn take_answers(&mut self) {
         while self.lookups.try_join_next().is_some() {}
         while let Ok((question, answer)) = self.answers.try_recv() {
-            self.planner
-                .answered(&question, answer, self.start.elapsed());
+            self.answered(&question, answer);
         }
     }
 
@@ -150,7 +175,9 @@ impl StoreScheduler {
         let (store, answer) = (self.store.clone(), self.answer.clone());
         let deadline = self.options.lookup_timeout;
         let early = self.options.per_layer_readiness;
-        self.lookups.spawn_on(
+        let (request, id) = (question.request.clone(), question.id);
+        self.stop_asking(&request);
+        let task = self.lookups.spawn_on(
             async move {
                 let asked = tokio::time::timeout(deadline, run(&store, &keys, lookup, early)).await;
                 let found = asked.unwrap_or(Err(MissReason::TimeOut));
@@ -159,6 +186,7 @@ impl StoreScheduler {
             },
             &self.runtime,
         );
+        self.asking.insert(request, (id, task));
     }
 }
 
@@ -268,6 +296,7 @@ impl SchedulerSide for StoreScheduler {
     }
 
     fn request_finished(&mut self, request: &RequestId) -> FreeBlocks {
+        self.stop_asking(request);
         let now = self.now();
         self.planner.finished(request, now)
     }

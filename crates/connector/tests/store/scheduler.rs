@@ -132,3 +132,44 @@ async fn a_master_that_is_gone_is_a_miss() {
     assert_eq!(matched(&mut scheduler, "after", &hashes).await, 0);
     assert_eq!(scheduler.stats().missed(MissReason::Master), 3);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_ends_asks_no_further() {
+    let cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(1));
+    // Look-ups get on only when the test lets them.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let turns = |turns: usize| {
+        tokio::task::block_in_place(|| {
+            runtime.block_on(async {
+                for _ in 0..turns {
+                    tokio::task::yield_now().await;
+                }
+            });
+        });
+    };
+    let handle = runtime.handle().clone();
+    let with = options(&json!({"lookup_timeout_ms": 10_000}));
+    let mut scheduler = StoreScheduler::new(&deployment, with, store, handle).expect("covered");
+    let request = RequestId::from("r");
+    let hashes = hashes(1, 3);
+    let view = |count: usize| RequestView {
+        request: &request,
+        tokens: count as u64 * 4 + 1,
+        hashes: &hashes[..count],
+        computed: 0,
+    };
+    assert_eq!(scheduler.matched_tokens(&view(2)), Matched::NotKnownYet);
+    // Another question takes the place of the first.
+    assert_eq!(scheduler.matched_tokens(&view(3)), Matched::NotKnownYet);
+    assert_eq!(scheduler.open_lookups(), 2);
+    scheduler.request_finished(&request);
+    turns(2);
+    assert_eq!(scheduler.open_lookups(), 0);
+    assert_eq!(scheduler.stats().keys_queried, 0);
+    drop(scheduler);
+    runtime.shutdown_background();
+}

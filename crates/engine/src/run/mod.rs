@@ -215,7 +215,8 @@ impl Engine {
         let room = blocks.saturating_mul(config.block_size as usize);
         let shapes = config.model.shapes(config.ranks);
         let mut ranks = Vec::new();
-        for port in parallel::ports(config.ranks) {
+        let patience = parallel::patience(link.map(|link| &link.options));
+        for port in parallel::ports(config.ranks, patience) {
             let rank = port.rank();
             let cache = PagedCache::new(&shapes, config.block_size, config.blocks, transport)?;
             let worker = match store {
