@@ -287,6 +287,10 @@ impl Sender {
                     if let Some(Writing { call, .. }) = writing.pop_front() {
                         self.written(&mut open, part, &call, &written, landed).await;
                         landed = Instant::now();
+                        if next.is_some() || !writing.is_empty() {
+                            // Nobody waits for the others, either.
+                            self.drop_cancelled(&mut open, &call.rows).await;
+                        }
                     }
                 }
                 gave_way = self.shared.traffic.give_way(hurry), if next.is_some() && writing.len() < CALLS => {
@@ -370,7 +374,6 @@ impl Sender {
         });
         self.shared.counters.failed_saves.add(failed.len() as u64);
         self.revoke(open, &failed).await;
-        self.drop_cancelled(open, rows).await;
     }
 
     /// Revokes which of these rows their owners no longer vouch for, before another byte of them is read. None of
