@@ -53,16 +53,18 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(deployment: &Deployment, store: &StoreClient, with: &Value) -> Self {
-        let options = options(with);
-        let checked = deployment.check(&options).expect("covered");
+        Self::with(deployment, store, &options(with))
+    }
+
+    pub(crate) fn with(deployment: &Deployment, store: &StoreClient, options: &Options) -> Self {
+        let checked = deployment.check(options).expect("covered");
         let scheduler = StoreScheduler::new(
             deployment,
             options.clone(),
             store.clone(),
             Handle::current(),
         );
-        let ranks =
-            (0..deployment.tp_size).map(|rank| Rank::new(deployment, rank, &options, store));
+        let ranks = (0..deployment.tp_size).map(|rank| Rank::new(deployment, rank, options, store));
         Self {
             scheduler: scheduler.expect("covered"),
             ranks: ranks.collect(),

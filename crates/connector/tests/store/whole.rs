@@ -1,8 +1,10 @@
 //! Whole-object mode is as strict and as orderly as layers are.
 
+use std::num::NonZeroUsize;
+
 use layercake_connector::checks::Deployment;
 use layercake_connector::contract::{
-    BlockHash, BlockId, CacheLayout, HostEvent, SchedulerSide as _, WorkerSide as _,
+    Absorbed, BlockHash, BlockId, CacheLayout, HostEvent, SchedulerSide as _, WorkerSide as _,
 };
 use layercake_connector::stats::MissReason;
 use layercake_protocol::fingerprint::Fingerprint;
@@ -14,7 +16,7 @@ use layercake_transport::Access;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, deployment, eventually, hashes};
-use crate::rig::{Rig, pending};
+use crate::rig::{Rig, options, pending};
 
 fn whole() -> Value {
     json!({"use_layerwise": false, "layerwise_max_transfer_blocks": 2})
@@ -41,6 +43,29 @@ async fn both_modes_store_the_same_bytes() {
     let layers = stored(&one.client().await, &deployment, &json!({})).await;
     let objects = stored(&other.client().await, &deployment, &whole()).await;
     assert_eq!(layers, objects);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn long_loads_have_few_sessions_open_and_short_calls() {
+    let cluster = Cluster::start().await;
+    let (store, deployment) = (cluster.client().await, deployment(1));
+    let hashes = hashes(1, 11);
+    let mut rig = Rig::new(&deployment, &store, &whole());
+    let table: Vec<BlockId> = (0..11).collect();
+    rig.step(&[(("p", &table, 44, 0, 44), &hashes)]);
+    rig.finish("p").await;
+    rig.close().await;
+    let mut options = options(&whole());
+    for window in [1, 3, 4] {
+        options.session_window_blocks = NonZeroUsize::new(window).expect("above 0");
+        let mut rig = Rig::with(&deployment, &store, &options);
+        assert_eq!(rig.admit("d", &hashes).await, 44);
+        let table: Vec<BlockId> = (12..24).rev().collect();
+        let absorbed = rig.step(&[(("d", &table, 45, 44, 1), &hashes)]);
+        assert_eq!(absorbed, Absorbed::default());
+        assert_eq!(rig.right(&table, &hashes), [true; 11]);
+        rig.close().await;
+    }
 }
 
 /// Loads 4 blocks in whole-object mode of which none is this engine's, whatever is there: nothing reaches the cache.
