@@ -46,6 +46,15 @@ fn a_master_that_goes_in_the_middle_changes_no_result() {
         let all = sorted(engine.run().expect("no rank is lost"));
         same(&all, &expected, &format!("gone after step {at}"));
         engine.close(PATIENCE).expect("everything ends");
+        cluster.start_master();
+        cluster.eventually("the node is back", |cluster| {
+            cluster.monitor.status().segments == 1
+        });
+        let again = || on_store(&small, &cluster.link(&json!({})), &asks());
+        same(&again(), &expected, &format!("filled after step {at}"));
+        let all = again();
+        same(&all, &expected, &format!("read after step {at}"));
+        assert!(loaded(&all) > 0, "read after step {at}");
     }
 }
 

@@ -64,6 +64,7 @@ fn dropped_pieces_cost_recomputation_and_nothing_else() {
             network.set_conditions(conditions(0.0));
             let all = on_store(&config, &cluster.link(&options), &asks());
             same(&all, &expected, "afterwards");
+            assert!(loaded(&all) > 0, "the pool is used afterwards");
         }
     }
     assert!(cuts > 0, "some loads have failed");
