@@ -71,21 +71,12 @@ impl State {
         query: &GetStart<'_, K>,
     ) -> (Vec<Result<GetStarted, Refusal>>, Epoch) {
         let epoch = self.epoch(query.recency.epoch);
-        let known = self.members.heard(now, caller.client);
-        if query.session && known.is_none() {
+        let (mut reading, is_member) = self.reading(now, caller, query.unreachable);
+        reading.session = query.session;
+        if query.session && !is_member {
             let refusals = query.keys.iter().map(|_| Err(Refusal::UnknownMember));
             return (refusals.collect(), epoch);
         }
-        let mut reading = Reading {
-            now,
-            caller,
-            location: caller.location.or_else(|| known.flatten()),
-            session: query.session,
-            unreachable_ids: query.unreachable,
-            unreachable: Vec::new(),
-            view: self.pool.view(),
-        };
-        reading.unreachable = reading.view.slots_of(query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
         let mut answers = Vec::with_capacity(query.keys.len());
         let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
@@ -103,6 +94,27 @@ impl State {
         self.tally.reads_started.add_len(found);
         self.tally.read_misses.add_len(answers.len() - found);
         (answers, epoch)
+    }
+
+    /// What a call's reads have in common, and whether the caller is a member, of which this is a sign of life.
+    fn reading<'a>(
+        &self,
+        now: Moment,
+        caller: &'a Caller,
+        unreachable: &'a [SegmentId],
+    ) -> (Reading<'a>, bool) {
+        let known = self.members.heard(now, caller.client);
+        let view = self.pool.view();
+        let reading = Reading {
+            now,
+            caller,
+            location: caller.location.or_else(|| known.flatten()),
+            session: false,
+            unreachable_ids: unreachable,
+            unreachable: view.slots_of(unreachable),
+            view,
+        };
+        (reading, known.is_some())
     }
 
     fn read(
@@ -150,24 +162,15 @@ impl State {
         caller: &Caller,
         query: &GetStart<'_, K>,
     ) -> Vec<Result<GetStarted, Refusal>> {
-        let known = self.members.heard(now, caller.client);
-        let view = self.pool.view();
-        let mut reading = Reading {
-            now,
-            caller,
-            location: caller.location.or_else(|| known.flatten()),
-            session: false,
-            unreachable_ids: query.unreachable,
-            unreachable: view.slots_of(query.unreachable),
-            view,
-        };
+        let (mut reading, _) = self.reading(now, caller, query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
+        let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
         let keys = query.keys.iter();
         keys.map(|key| {
-            let (key, tenant) = (key.as_ref(), tenant.ok_or(Refusal::NotFound)?);
-            let hash = self.hasher.hash(tenant, key);
+            let hash = hashes.as_mut().and_then(Iterator::next);
+            let (tenant, hash) = tenant.zip(hash).ok_or(Refusal::NotFound)?;
             let shard = self.shard(hash.shard);
-            let slot = shard.find(hash.tag, tenant, key);
+            let slot = shard.find(hash.tag, tenant, key.as_ref());
             let slot = slot.ok_or(Refusal::NotFound)?;
             let entry = shard.entry(slot);
             if !entry.is_open() {
@@ -289,6 +292,7 @@ struct Reading<'a> {
     now: Moment,
     caller: &'a Caller,
     location: Option<Location>,
+    /// Reads are sessions, with leases that are renewed and ended.
     session: bool,
     unreachable_ids: &'a [SegmentId],
     /// The same as slots.
