@@ -19,6 +19,8 @@ use crate::master::Process;
 const SIZES: [usize; 3] = [10_000, 1_000_000, 5_000_000];
 const PROBED: usize = 20_000;
 const ROUNDS: usize = 60;
+/// Before those: the first ones also pay for memory that both ends ask the system for.
+const WARM_UP: usize = 10;
 const LEASE: Duration = Duration::from_millis(100);
 
 /// Objects in one put of the writer.
@@ -74,9 +76,10 @@ async fn measure_size(objects: usize, report: &mut Report) -> Result<()> {
         if writing.is_some() {
             writer.until_evicting(&link, objects).await?;
         }
+        probe(&link, &writer, objects, WARM_UP).await?;
         let before = link.status().await?;
         let start = (Instant::now(), master.processor_time()?);
-        let (times, found) = probe(&link, &writer, objects).await?;
+        let (times, found) = probe(&link, &writer, objects, ROUNDS).await?;
         let seconds = start.0.elapsed().as_secs_f64();
         let processor = master.processor_time()? - start.1;
         let evicted = link.status().await?.evicted_objects - before.evicted_objects;
@@ -187,11 +190,16 @@ fn query(keys: &[ObjectKey]) -> Exists<'_> {
 
 /// Probes random ones of the objects that were written last. Returns seconds for each batch, and how many
 /// keys were found.
-async fn probe(link: &MasterLink, writer: &Writer, objects: usize) -> Result<(Vec<f64>, u64)> {
+async fn probe(
+    link: &MasterLink,
+    writer: &Writer,
+    objects: usize,
+    rounds: usize,
+) -> Result<(Vec<f64>, u64)> {
     let mut random = Random::new(1);
-    let mut times = Vec::with_capacity(ROUNDS);
+    let mut times = Vec::with_capacity(rounds);
     let mut found = 0;
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         let first = writer.next() - objects;
         let keys = (0..PROBED)
             .map(|_| key(first + random.below(objects)))
