@@ -40,6 +40,7 @@ pub(crate) enum Method {
     PutSlots,
     WaitComplete,
     Remove,
+    RemoveVersions,
     RemoveMatching,
     Mount,
     Unmount,
@@ -58,7 +59,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    const ALL: [(Self, &'static str); 25] = [
+    const ALL: [(Self, &'static str); 26] = [
         (Self::Exists, "exists"),
         (Self::GetStart, "get_start"),
         (Self::Renew, "renew"),
@@ -70,6 +71,7 @@ impl Method {
         (Self::PutSlots, "put_slots"),
         (Self::WaitComplete, "wait_complete"),
         (Self::Remove, "remove"),
+        (Self::RemoveVersions, "remove_versions"),
         (Self::RemoveMatching, "remove_matching"),
         (Self::Mount, "mount"),
         (Self::Unmount, "unmount"),
@@ -99,6 +101,7 @@ impl Method {
             Some(Request::PutSlots(_)) => Self::PutSlots,
             Some(Request::WaitComplete(_)) => Self::WaitComplete,
             Some(Request::Remove(_)) => Self::Remove,
+            Some(Request::RemoveVersions(_)) => Self::RemoveVersions,
             Some(Request::RemoveMatching(_)) => Self::RemoveMatching,
             Some(Request::Mount(_)) => Self::Mount,
             Some(Request::Unmount(_)) => Self::Unmount,

@@ -105,6 +105,8 @@ proptest! {
         same(&bytes, Request::GetEnd(wire::GetEndRequest { objects: refs.clone() }));
         let bytes = encode_batch(&wire::PutEndRequest::default(), &objects);
         same(&bytes, Request::PutEnd(wire::PutEndRequest { objects: refs.clone() }));
+        let bytes = encode_batch(&wire::RemoveVersionsRequest::default(), &objects);
+        same(&bytes, Request::RemoveVersions(wire::RemoveVersionsRequest { objects: refs.clone() }));
         let unconfirmed = vec![flag; objects.len()];
         let mut revoke = wire::PutRevokeRequest { unconfirmed, ..Default::default() };
         let bytes = encode_batch(&revoke, &objects);

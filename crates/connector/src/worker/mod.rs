@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The thread that computes never calls the store: it fills bounded queues and waits on boards, each
-//! wait with a deadline. The two tasks run on the engine's runtime, belong to the worker and end with
+//! wait with a deadline. The tasks run on the engine's runtime, belong to the worker and end with
 //! it: [`StoreWorker::close`] drains them, dropping the worker stops them, and what they held open is
-//! ended or revoked by the store's client. What is open for whom is in one [`Tracker`](crate::tracker).
+//! ended or revoked by the store's client. A third one removes objects that the receiver found damaged. What is open for whom is in one [`Tracker`](crate::tracker).
 
 mod board;
 mod busy;
@@ -21,6 +21,7 @@ mod plan;
 mod queue;
 mod reads;
 mod receiver;
+mod remover;
 mod saves;
 mod sender;
 mod shared;
@@ -46,6 +47,7 @@ use self::caches::Caches;
 use self::plan::StepLoads;
 use self::queue::Queue;
 use self::receiver::LoadJob;
+use self::remover::Damaged;
 use self::sender::{SaveJob, Sender};
 use self::shared::Shared;
 use self::staging::Staging;
@@ -80,8 +82,10 @@ pub struct StoreWorker {
     shared: Arc<Shared>,
     loads_queue: Arc<Queue<LoadJob>>,
     saves_queue: Arc<Queue<SaveJob>>,
+    damaged_queue: Arc<Queue<Damaged>>,
     receiver: JoinHandle<()>,
     sender: JoinHandle<()>,
+    remover: JoinHandle<()>,
     caches: Option<Arc<Caches>>,
     staging: Option<Arc<Staging>>,
     step: Option<Step>,
@@ -117,7 +121,13 @@ impl StoreWorker {
         let shared = Arc::new(shared);
         let loads_queue = Arc::new(Queue::new(LOADS_QUEUED));
         let saves_queue = Arc::new(Queue::new(SAVES_QUEUED));
-        let receiver = receiver::run(Arc::clone(&shared), Arc::clone(&loads_queue));
+        let damaged_queue = Arc::new(Queue::new(remover::QUEUED));
+        let receiver = receiver::run(
+            Arc::clone(&shared),
+            Arc::clone(&loads_queue),
+            Arc::clone(&damaged_queue),
+        );
+        let remover = remover::run(Arc::clone(&shared), Arc::clone(&damaged_queue));
         let sender = Sender::new(Arc::clone(&shared)).run(Arc::clone(&saves_queue));
         Ok(Self {
             rank,
@@ -130,8 +140,10 @@ impl StoreWorker {
             shared,
             loads_queue,
             saves_queue,
+            damaged_queue,
             receiver: runtime.spawn(receiver),
             sender: runtime.spawn(sender),
+            remover: runtime.spawn(remover),
             caches: None,
             staging: None,
             step: None,
@@ -176,18 +188,20 @@ impl StoreWorker {
         self.shared.wait_quiet(at_most)
     }
 
-    /// Saves what was handed over and ends the tasks. Waits for both as long as `deadline`.
+    /// Saves what was handed over and ends the tasks. Waits for all of it as long as `deadline`.
     pub async fn close(mut self, deadline: Duration) -> Result<(), ConnectorError> {
         // The tasks see it through; nothing waits here but for them.
         self.leave_step();
         self.loads_queue.close();
         self.saves_queue.close();
-        let both = async {
+        let all = async {
             // A task that broke off has ended, too.
             drop((&mut self.receiver).await);
+            self.damaged_queue.close();
             drop((&mut self.sender).await);
+            drop((&mut self.remover).await);
         };
-        tokio::time::timeout(deadline, both)
+        tokio::time::timeout(deadline, all)
             .await
             .map_err(|_| ConnectorError::Deadline {
                 what: "the end of the worker's tasks",
@@ -454,8 +468,10 @@ impl Drop for StoreWorker {
     fn drop(&mut self) {
         self.loads_queue.abandon();
         self.saves_queue.abandon();
+        self.damaged_queue.abandon();
         self.receiver.abort();
         self.sender.abort();
+        self.remover.abort();
     }
 }
 

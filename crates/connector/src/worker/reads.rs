@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use layercake_protocol::ids::Generation;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_store::{EarlyRead, EarlySession, GetSession, RangeRead, ReadDone, StoreError};
 use layercake_transport::{LocalSlice, PieceError};
@@ -41,6 +42,13 @@ impl Session {
         match self {
             Self::Complete(session) => session.size(),
             Self::Early(session) => session.size(),
+        }
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        match self {
+            Self::Complete(session) => session.generation(),
+            Self::Early(session) => session.generation(),
         }
     }
 

@@ -5,6 +5,7 @@
 //! of the computation as the controller says, several at a time but no more than keeps the link busy. What
 //! fails fails its row: its blocks are published as invalid, and later layers leave it out. Sessions end
 //! when every read of the tile has come back. Dropping the job, finished or not, aborts what has not arrived.
+//! Objects that are damaged are left to the [`remover`](super::remover).
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::Epoch;
+use layercake_protocol::ids::{Epoch, Generation};
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
-use layercake_protocol::replica::Recency;
+use layercake_protocol::replica::{ObjectRef, Recency};
 use layercake_store::{GetOptions, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -25,6 +26,7 @@ use super::board::Receiving;
 use super::caches::{Caches, Part};
 use super::queue::Queue;
 use super::reads::{Call, Done, Session};
+use super::remover::{self, Damaged};
 use super::shared::{Loading, Shared, reached};
 use super::staging::Staging;
 use crate::audit::Operation;
@@ -68,7 +70,11 @@ impl Drop for Flights {
     }
 }
 
-pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    queue: Arc<Queue<LoadJob>>,
+    remover: Arc<Queue<Damaged>>,
+) {
     let _taker = queue.taker();
     while let Some(job) = queue.pop().await {
         let cursor = job.receiving.0.cursor();
@@ -76,6 +82,7 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
             shared: &shared,
             job: &job,
             cursor,
+            generations: vec![Generation::NONE; job.rows.len()],
             damaged: Mutex::default(),
             scratch: AppliedRanges::default(),
         };
@@ -90,9 +97,8 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue<LoadJob>>) {
             .0
             .look(crate::convergence::Convergence::loaded_blocks);
         shared.counters.loaded_blocks.add(loaded as u64);
-        let damaged = load.damaged.into_inner();
+        remover::leave(&remover, load.damaged.into_inner());
         drop(job.loading);
-        remove(&shared, &damaged).await;
     }
 }
 
@@ -100,8 +106,10 @@ struct Load<'a> {
     shared: &'a Arc<Shared>,
     job: &'a LoadJob,
     cursor: watch::Receiver<usize>,
+    /// Of the rows' objects, as sessions found them.
+    generations: Vec<Generation>,
     /// Objects that are not what was written.
-    damaged: Mutex<Vec<ObjectKey>>,
+    damaged: Mutex<Damaged>,
     scratch: AppliedRanges,
 }
 
@@ -223,9 +231,10 @@ impl Load<'_> {
     }
 
     /// Opens the sessions of these rows; what can't be opened fails.
-    async fn open(&self, rows: &[usize], keep_lease: bool) -> Vec<(usize, Session)> {
+    async fn open(&mut self, rows: &[usize], keep_lease: bool) -> Vec<(usize, Session)> {
         let mut sessions = Vec::with_capacity(rows.len());
-        let of = |row: usize| &self.job.rows[row];
+        let job = self.job;
+        let of = |row: usize| &job.rows[row];
         // A call's keys follow on each other in one prefix.
         let follows = |a: &usize, b: &usize| {
             of(*a).epoch == of(*b).epoch && of(*a).index.checked_add(1) == Some(of(*b).index)
@@ -247,9 +256,17 @@ impl Load<'_> {
                     let error = started.as_ref().and_then(|started| started.as_ref().err());
                     self.note(Operation::GetStart, row, None, error);
                     match started {
-                        Some(Ok(session)) if self.fits(&session) => sessions.push((row, session)),
+                        Some(Ok(session)) if self.fits(&session) => {
+                            self.generations[row] = session.generation();
+                            sessions.push((row, session));
+                        }
                         Some(Ok(_)) => self.failed(row, MissReason::OtherFingerprint),
-                        Some(Err(error)) => self.failed(row, reason(&error)),
+                        Some(Err(error)) => {
+                            if let StoreError::HeaderMismatch { generation, .. } = error {
+                                self.generations[row] = generation;
+                            }
+                            self.failed(row, reason(&error));
+                        }
                         None => self.failed(row, MissReason::Master),
                     }
                 }
@@ -296,7 +313,10 @@ impl Load<'_> {
         if fresh {
             tracing::debug!(key = %self.job.rows[row].key, reason = reason.name(), "a block is not loaded");
             if reason == MissReason::Damaged {
-                self.damaged.lock().push(self.job.rows[row].key.clone());
+                self.damaged.lock().push(ObjectRef {
+                    key: self.job.rows[row].key.clone(),
+                    generation: self.generations[row],
+                });
             }
         }
     }
@@ -403,24 +423,6 @@ impl Load<'_> {
             if self.cursor.changed().await.is_err() {
                 return;
             }
-        }
-    }
-}
-
-/// Removes objects that are damaged, so that whoever computes their blocks again can save them.
-/// Whoever has one open still reads what of it is good.
-async fn remove(shared: &Shared, damaged: &[ObjectKey]) {
-    let removed = shared.store.remove(damaged, true).await;
-    for (key, removed) in damaged.iter().zip(removed) {
-        let error = removed.as_ref().err();
-        let noted = error.map(|error| error as &dyn std::fmt::Display);
-        shared.audit.note(Operation::Remove, key, None, noted);
-        match error {
-            None => {
-                shared.counters.removed_damaged.add(1);
-                tracing::warn!(%key, "an object was damaged, and is removed");
-            }
-            Some(error) => tracing::warn!(%key, %error, "a damaged object could not be removed"),
         }
     }
 }

@@ -86,7 +86,18 @@ impl Cluster {
     /// Damages a byte of a stored object, behind everybody's back.
     pub(crate) async fn damage(&self, store: &StoreClient, key: &ObjectKey, offset: u64) {
         let stat = store.stat(key).await.expect("it is stored");
-        let replica = stat.object.replicas[0];
+        let place = stat.object.replicas[0].payload_offset() + offset;
+        self.overwrite(place).await;
+    }
+
+    /// Damages a byte of its header.
+    pub(crate) async fn damage_header(&self, store: &StoreClient, key: &ObjectKey) {
+        let stat = store.stat(key).await.expect("it is stored");
+        self.overwrite(stat.object.replicas[0].offset + 40).await;
+    }
+
+    /// Overwrites a byte of the node's segment.
+    async fn overwrite(&self, offset: u64) {
         let segment = self.node.2.segments().remove(0);
         let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
         let memory = engine
@@ -100,7 +111,7 @@ impl Cluster {
                 remote: RemoteSlice {
                     region: segment.region,
                     capability: segment.capability,
-                    offset: replica.payload_offset() + offset,
+                    offset,
                     len: 1,
                     generation: None,
                 },

@@ -1,6 +1,7 @@
 //! The connector on a real store: a master, a node and clients in this process.
 
 mod cluster;
+mod damaged;
 mod early;
 mod ends;
 mod order;

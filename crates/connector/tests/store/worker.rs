@@ -224,68 +224,6 @@ async fn readable(store: &layercake_store::StoreClient, keys: &[ObjectKey]) -> V
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_range_that_fails_is_its_blocks_matter_alone() {
-    let cluster = Cluster::start().await;
-    let (store, deployment) = (cluster.client().await, deployment(1));
-    let hashes = hashes(1, 4);
-    let mut rig = Rig::new(
-        &deployment,
-        &store,
-        &json!({"kv_load_failure_policy": "fail"}),
-    );
-    rig.step(&[(("p", &[0, 1, 2, 3], 16, 0, 16), &hashes)]);
-    rig.finish("p").await;
-    // In the last layer of the third block: the sessions and two layers are fine.
-    let last = deployment
-        .check(&crate::rig::options(&json!({})))
-        .expect("covered")
-        .layout;
-    let last = last.layer_range(2).expect("three layers");
-    cluster
-        .damage(&store, &rig.key(0, &hashes[2]), last.start() + 5)
-        .await;
-    assert_eq!(rig.admit("d", &hashes).await, 16);
-    let table: Vec<BlockId> = vec![10, 11, 12, 13, 14];
-    let metadata = rig.plan(&[(("d", &table, 17, 16, 1), &hashes)], &[]);
-    let worker = &mut rig.ranks[0].worker;
-    let results = tokio::task::block_in_place(|| {
-        worker
-            .start_load(&metadata, HostEvent::done())
-            .expect("begins");
-        for layer in 0..2 {
-            let ready = worker.wait_for_layer(layer).expect("in time");
-            // The last layer may have been tried already.
-            assert!(ready.invalid_blocks.is_empty() || ready.invalid_blocks == [12]);
-        }
-        assert_eq!(
-            worker.wait_for_layer(2).expect("in time").invalid_blocks,
-            [12]
-        );
-        worker.wait_for_save(HostEvent::done()).expect("ends");
-        worker.take_results()
-    });
-    assert_eq!(results.invalid_blocks, [12]);
-    assert!(worker.take_results().invalid_blocks.is_empty(), "told once");
-    let absorbed = rig.scheduler.absorb(&[results]);
-    assert_eq!(absorbed.failed, ["d".into()]);
-    assert_eq!(rig.right(&table, &hashes), [true, true, false, true]);
-    assert_eq!(rig.ranks[0].worker.stats().missed(MissReason::Damaged), 1);
-    // The damaged object goes, so that whoever computes its block again can save it.
-    let worker = &rig.ranks[0].worker;
-    eventually("the damaged object is removed", || {
-        worker.stats().removed_damaged == 1
-    })
-    .await;
-    assert_eq!(rig.admit("e", &hashes).await, 8);
-    rig.step(&[(("e", &[20, 21, 22, 23, 24], 17, 8, 9), &hashes)]);
-    rig.finish("e").await;
-    assert_eq!(rig.admit("f", &hashes).await, 16);
-    let table: Vec<BlockId> = vec![25, 26, 27, 28, 29];
-    rig.step(&[(("f", &table, 17, 16, 1), &hashes)]);
-    assert_eq!(rig.right(&table, &hashes), [true; 4]);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_audit_log_has_every_range_and_commit() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("audit.jsonl");

@@ -162,7 +162,7 @@ impl CallTally {
             }
             Request::PutEnd(_) => (Counted::PutEnd, listed),
             Request::PutRevoke(_) => (Counted::PutRevoke, listed),
-            Request::Remove(_) => (Counted::Remove, listed),
+            Request::Remove(_) | Request::RemoveVersions(_) => (Counted::Remove, listed),
             Request::RemoveMatching(request) if request.pattern.is_empty() => {
                 (Counted::RemoveAll, 1)
             }

@@ -4,6 +4,7 @@ use layercake_protocol::error::Refusal;
 use layercake_protocol::key::Tenant;
 
 use super::State;
+use super::api::{Caller, Version};
 use super::effects::{Effects, Reason};
 use super::moment::Moment;
 
@@ -37,6 +38,35 @@ impl State {
             Ok(())
         };
         let answers = keys.iter().map(&mut remove).collect();
+        self.carry_out(now, &mut effects);
+        answers
+    }
+
+    /// Removes complete objects of exactly these generations, leased or not: the memory is kept until the lease
+    /// ends or is given back. [`Refusal::NotFound`]: the key names another version by now, or none. As in
+    /// [`remove`](Self::remove), a reservation is its writer's.
+    pub fn remove_versions<V: Version>(
+        &self,
+        now: Moment,
+        caller: &Caller,
+        objects: &[V],
+    ) -> Vec<Result<(), Refusal>> {
+        let mut effects = Effects::default();
+        let tenant = self.tenants.find(&caller.tenant);
+        let mut remove = |object: &V| {
+            let tenant = tenant.ok_or(Refusal::NotFound)?;
+            let hash = self.hasher.hash(tenant, object.key());
+            let mut shard = self.shard(hash.shard);
+            let named = shard.find(hash.tag, tenant, object.key());
+            let of_version = |slot: &u32| shard.entry(*slot).generation == object.generation();
+            let slot = named.filter(of_version).ok_or(Refusal::NotFound)?;
+            if shard.entry(slot).is_open() {
+                return Err(Refusal::NotReady);
+            }
+            shard.retire(now, slot, Reason::Removed, &mut effects);
+            Ok(())
+        };
+        let answers = objects.iter().map(&mut remove).collect();
         self.carry_out(now, &mut effects);
         answers
     }

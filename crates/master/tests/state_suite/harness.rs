@@ -321,6 +321,12 @@ impl World {
         answers.pop().unwrap()
     }
 
+    pub(crate) fn remove_version(&self, object: &ObjectRef) -> Result<(), Refusal> {
+        let objects = std::slice::from_ref(object);
+        let mut answers = self.state.remove_versions(self.now(), &nobody(), objects);
+        answers.pop().unwrap()
+    }
+
     /// Probes keys, with a lease, as a client that has not joined.
     pub(crate) fn probe(&self, keys: &[ObjectKey]) -> Vec<Presence> {
         self.probe_at(keys, Recency::default())

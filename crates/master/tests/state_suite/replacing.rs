@@ -174,6 +174,36 @@ fn a_copy_takes_the_place_of_its_version_alone() {
 }
 
 #[test]
+fn a_removal_that_names_a_version_takes_no_other() {
+    let world = World::new();
+    let (client, reader) = (world.client(), world.client());
+    let k = key("k");
+    let version = |generation| ObjectRef {
+        key: k.clone(),
+        generation,
+    };
+    let begun = world.put(&client, &k, 10).unwrap();
+    let first = version(begun.generation);
+    assert_eq!(world.remove_version(&first), Err(Refusal::NotReady));
+    assert_eq!(world.commit(&client, &k, &begun), Ok(()));
+    let newer = world.upsert(&client, &k, 10).unwrap();
+    let second = version(newer.generation);
+    assert_eq!(world.remove_version(&second), Err(Refusal::NotFound));
+    assert_eq!(world.commit(&client, &k, &newer), Ok(()));
+    assert_eq!(world.remove_version(&first), Err(Refusal::NotFound));
+    assert_eq!(world.presence(&k), Presence::Complete);
+    // A reader keeps its memory, not its name.
+    world.get(&reader, &k).unwrap();
+    assert_eq!(world.remove_version(&second), Ok(()));
+    assert_eq!(world.presence(&k), Presence::Absent);
+    assert!(world.quarantined() > 0);
+    assert_eq!(world.remove_version(&second), Err(Refusal::NotFound));
+    world.end(&reader, &k, second.generation);
+    world.tick();
+    assert_eq!((world.quarantined(), world.used()), (0, 0));
+}
+
+#[test]
 fn a_replacement_keeps_a_soft_pin_if_it_is_told_to() {
     let world = World::new();
     let client = world.client();

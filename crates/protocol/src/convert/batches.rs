@@ -44,6 +44,7 @@ batches! {
     PutRevokeRequest: ObjectRef, 8, 1;
     WaitCompleteRequest: ObjectKey, 9, 1;
     RemoveRequest: ObjectKey, 10, 1;
+    RemoveVersionsRequest: ObjectRef, 20, 1;
 }
 
 /// A frame without context that asks `request` about `entries`. The request's own list is empty.

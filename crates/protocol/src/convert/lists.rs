@@ -244,6 +244,7 @@ listed! {
     PutRevokeRequest: PutRevoke, objects;
     WaitCompleteRequest: WaitComplete, keys;
     RemoveRequest: Remove, keys;
+    RemoveVersionsRequest: RemoveVersions, objects;
 }
 
 /// What generated messages have in their lists.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{GetStarted, Presence, Recency, Replica, Segment};
+use layercake_protocol::replica::{GetStarted, ObjectRef, Presence, Recency, Replica, Segment};
 
 use super::StoreClient;
 use crate::error::StoreError;
@@ -220,6 +220,16 @@ impl StoreClient {
         each_key(keys, self.core().see_through(work).await)
     }
 
+    /// Removes objects of exactly these generations, whoever reads them: for those that are damaged. What
+    /// replaced one of them meanwhile stays ([`Refusal::NotFound`]). Open sessions read on or fail, as with
+    /// [`remove`](Self::remove) by force.
+    pub async fn remove_versions(&self, objects: &[ObjectRef]) -> Vec<Result<(), StoreError>> {
+        if objects.is_empty() {
+            return Vec::new();
+        }
+        each_key(objects, self.core().link.remove_versions(objects).await)
+    }
+
     /// Removes the objects whose keys the regular expression matches anywhere; leased ones only with
     /// `force`. Gives the number that were removed.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64, StoreError> {
@@ -234,8 +244,8 @@ impl StoreClient {
     }
 }
 
-fn each_key(
-    keys: &[ObjectKey],
+fn each_key<K>(
+    keys: &[K],
     answer: Result<Vec<Result<(), Refusal>>, StoreError>,
 ) -> Vec<Result<(), StoreError>> {
     match answer {

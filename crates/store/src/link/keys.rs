@@ -376,6 +376,18 @@ impl MasterLink {
         Ok(results)
     }
 
+    /// Removes objects of exactly these generations, leased or not. [`Refusal::NotFound`]: the key names another
+    /// version by now, or none.
+    pub async fn remove_versions(&self, objects: &[ObjectRef]) -> Result<KeyResults, StoreError> {
+        let mut results = Vec::with_capacity(objects.len());
+        for part in ref_parts(objects) {
+            let objects = &objects[part];
+            let request = self.about(&wire::RemoveVersionsRequest::default(), objects);
+            results.extend(self.key_results(self.call(&request).await?.0, objects.len())?);
+        }
+        Ok(results)
+    }
+
     /// Removes the objects whose keys the regular expression matches anywhere; an empty one matches
     /// all. Gives the number that were removed.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64, StoreError> {

@@ -2,7 +2,7 @@
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::Recency;
+use layercake_protocol::replica::{ObjectRef, Recency};
 use layercake_store::{ClientConfig, GetRequest, PutOutcome, PutRequest, Range, StoreError};
 
 use crate::common::{
@@ -207,6 +207,35 @@ async fn objects_are_removed_by_key_by_pattern_and_all_at_once() {
         matches!(error, StoreError::Refused(Refusal::InvalidArgument { .. })),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_removal_of_versions_takes_what_it_names_and_nothing_else() {
+    let cluster = Spec::new(Via::Shm).start().await;
+    let client = cluster.client().await;
+    let keys = [fresh_key(), fresh_key(), fresh_key()];
+    let mut versions = Vec::new();
+    for key in &keys {
+        client.store(key, &pattern(0, KIB)).await;
+        versions.push(ObjectRef {
+            key: key.clone(),
+            generation: client.stat(key).await.expect("stored").object.generation,
+        });
+    }
+    let reader = client.start_get(&keys[0]).await.expect("complete");
+    one(client.remove(&keys[1..2], true).await).expect("stored");
+    client.store(&keys[1], &pattern(1, KIB)).await;
+    let mut removed = client.remove_versions(&versions).await.into_iter();
+    let mut next = || removed.next().expect("one for each");
+    next().expect("readers don't keep the name");
+    assert_eq!(refusal(next()), Refusal::NotFound);
+    next().expect("nobody reads it");
+    assert_eq!(
+        client.load(&keys[1]).await.expect("it stays"),
+        pattern(1, KIB)
+    );
+    assert!(!client.has(&keys[0]).await && !client.has(&keys[2]).await);
+    drop(reader);
 }
 
 #[tokio::test]

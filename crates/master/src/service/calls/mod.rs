@@ -61,6 +61,7 @@ pub(super) async fn carry_out(
             waits::wait_complete(core, context, &request, list, may_wait).await
         }
         Request::Remove(request) => writes::remove(core, context, &request, list).await,
+        Request::RemoveVersions(_) => writes::remove_versions(core, context, list).await,
         Request::RemoveMatching(request) => writes::remove_matching(core, context, request).await,
         Request::Mount(request) => members::mount(core, context, request),
         Request::Unmount(request) => waits::unmount(core, context, &request, may_wait).await,

@@ -205,7 +205,7 @@ impl Start {
     }
 }
 
-/// Ends sessions one way or the other; both ways are harmless to repeat.
+/// Ends sessions one way or the other, or removes versions: all are harmless to repeat.
 async fn end<'a>(
     core: &Arc<Core>,
     context: &Context,
@@ -298,6 +298,15 @@ pub(super) async fn remove(
         }
         _ => Err(reused(context)),
     }
+}
+
+pub(super) async fn remove_versions(
+    core: &Arc<Core>,
+    context: &Context,
+    list: &KeyList,
+) -> Result<Response, Refusal> {
+    let results = end(core, context, list.versions(), State::remove_versions).await?;
+    Ok(Response::Results(encode_key_results(&results)))
 }
 
 async fn remove_keys(

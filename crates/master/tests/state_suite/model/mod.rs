@@ -294,6 +294,11 @@ impl Model {
             }
             Op::Probe { client, first } => self.probe(client, first),
             Op::Remove { key, force } => self.remove(key, force),
+            Op::RemoveVersion { version } => {
+                if let Some((generation, version)) = self.choose(version) {
+                    self.remove_version(generation, version.key);
+                }
+            }
             Op::Pass { millis } => self.pass(millis),
             Op::AnswerFence { fence, attached } => self.answer_fence(fence, attached),
             Op::AnswerDrop { drop } => self.answer_drop(drop),

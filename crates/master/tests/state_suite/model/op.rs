@@ -43,6 +43,9 @@ pub(super) enum Op {
         key: usize,
         force: bool,
     },
+    RemoveVersion {
+        version: prop::sample::Index,
+    },
     Pass {
         millis: u64,
     },
@@ -78,6 +81,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         3 => (version(), client.clone()).prop_map(|(version, client)| Op::End { version, client }),
         3 => (client.clone(), key.clone()).prop_map(|(client, first)| Op::Probe { client, first }),
         2 => (key, any::<bool>()).prop_map(|(key, force)| Op::Remove { key, force }),
+        2 => version().prop_map(|version| Op::RemoveVersion { version }),
         4 => (1_u64..2500).prop_map(|millis| Op::Pass { millis }),
         2 => (any::<prop::sample::Index>(), any::<bool>())
             .prop_map(|(fence, attached)| Op::AnswerFence { fence, attached }),

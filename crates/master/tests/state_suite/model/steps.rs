@@ -292,6 +292,24 @@ impl Model {
         }
     }
 
+    pub(super) fn remove_version(&mut self, generation: u64, key: usize) {
+        let object = ObjectRef {
+            key: name(key),
+            generation: Generation(generation),
+        };
+        let answer = self.world.remove_version(&object);
+        let expected = match self.complete.get(&key) {
+            Some(complete) if *complete == generation => Ok(()),
+            // Beside a complete version, what replaces it has no name yet.
+            None if self.open.get(&key) == Some(&generation) => Err(Refusal::NotReady),
+            _ => Err(Refusal::NotFound),
+        };
+        assert_eq!(answer, expected);
+        if answer.is_ok() {
+            self.retire(key);
+        }
+    }
+
     pub(super) fn pass(&mut self, millis: u64) {
         self.world.pass(Duration::from_millis(millis));
         self.world.tick();
