@@ -42,6 +42,12 @@ pub enum EngineError {
         /// The rank that noticed, or that is gone.
         rank: u32,
     },
+    /// An earlier step failed, which ended all requests.
+    #[error("the engine has ended: {reason}")]
+    Ended {
+        /// What that step failed with.
+        reason: String,
+    },
     /// The connector refused or timed out.
     #[error(transparent)]
     Connector(#[from] ConnectorError),

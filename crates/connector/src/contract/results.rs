@@ -31,9 +31,9 @@ pub struct Absorbed {
     pub free: Vec<RequestId>,
     /// Requests to be cut to so many tokens and computed again from there.
     pub recompute: Vec<(RequestId, u64)>,
-    /// Requests that failed by policy. The engine ends them with
-    /// [`request_finished`](super::SchedulerSide::request_finished) like any other.
-    pub failed: Vec<RequestId>,
+    /// Requests that failed by policy, each with the number of its tokens whose cache is good. The engine ends
+    /// them with [`request_finished`](super::SchedulerSide::request_finished) like any other.
+    pub failed: Vec<(RequestId, u64)>,
 }
 
 /// A layer is there, as far as it can be.

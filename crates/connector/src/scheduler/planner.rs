@@ -433,17 +433,16 @@ impl Planner {
             } else {
                 FailurePolicy::Fail
             };
+            let good = (request.clone(), first as u64 * size);
             match entry.machine.load_failed(policy) {
                 Verdict::Recompute => {
                     entry.start_over(first);
                     self.counters.recomputed_requests.add(1);
-                    absorbed
-                        .recompute
-                        .push((request.clone(), first as u64 * size));
+                    absorbed.recompute.push(good);
                 }
                 Verdict::Fail => {
                     self.counters.failed_requests.add(1);
-                    absorbed.failed.push(request.clone());
+                    absorbed.failed.push(good);
                 }
                 Verdict::Nothing => {}
             }

@@ -377,7 +377,7 @@ impl Engine {
             request.expect("it runs").computed = *tokens;
             self.seen.cut_back += 1;
         }
-        for id in &absorbed.failed {
+        for (id, _) in &absorbed.failed {
             let at = self.requests.iter().position(|request| request.id == *id);
             self.finish(at.expect("it runs"));
         }

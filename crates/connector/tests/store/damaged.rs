@@ -55,7 +55,7 @@ async fn a_range_that_fails_is_its_blocks_matter_alone() {
     assert_eq!(results.invalid_blocks, [12]);
     assert!(worker.take_results().invalid_blocks.is_empty(), "told once");
     let absorbed = rig.scheduler.absorb(&[results]);
-    assert_eq!(absorbed.failed, ["d".into()]);
+    assert_eq!(absorbed.failed, [("d".into(), 8)]);
     assert_eq!(rig.right(&table, &hashes), [true, true, false, true]);
     assert_eq!(rig.ranks[0].worker.stats().missed(MissReason::Damaged), 1);
     // The damaged object goes, so that whoever computes its block again can save it.
@@ -102,7 +102,7 @@ async fn a_good_version_is_not_removed_for_the_damaged_one_before_it() {
 
     assert_eq!(first.admit("f", &hashes).await, 16);
     let absorbed = first.step(&[(("f", &table, 17, 16, 1), &hashes)]);
-    assert_eq!(absorbed.failed, ["f".into()]);
+    assert_eq!(absorbed.failed, [("f".into(), 8)]);
     let removed = |rig: &Rig| rig.ranks[0].worker.stats().removed_damaged;
     eventually("the damaged object is removed", || removed(&first) == 1).await;
     assert_eq!(first.admit("g", &hashes).await, 8);
@@ -117,7 +117,10 @@ async fn a_good_version_is_not_removed_for_the_damaged_one_before_it() {
         worker.wait_for_save(HostEvent::done()).expect("ends");
         worker.take_results()
     });
-    assert_eq!(second.scheduler.absorb(&[results]).failed, ["s".into()]);
+    assert_eq!(
+        second.scheduler.absorb(&[results]).failed,
+        [("s".into(), 8)]
+    );
     let stats = second.ranks[0].worker.stats();
     assert_eq!(stats.missed(MissReason::Damaged), 1);
     // Its removal has been answered then.

@@ -9,7 +9,7 @@
 //! One thread calls [`Engine`]. A step is synchronous: planned, computed by all ranks, and applied. A rank
 //! for which the connector does not come to an end in time makes the step's loads void: its requests start
 //! over or fail, as the policy says, and the blocks they loaded into rest until nothing is read into them any
-//! more. A rank that fails ends the engine: every later call says so, and all its requests have failed.
+//! more. A step that fails otherwise ends the engine: every later call says why, and all its requests have failed.
 
 mod rank;
 pub mod timeline;
@@ -136,7 +136,8 @@ pub struct Engine {
     ranks: Vec<Rank>,
     runtime: Option<Handle>,
     vocab: u32,
-    broken: Option<u32>,
+    /// What a step failed with: nothing more is computed.
+    broken: Option<String>,
     timeline: Option<Timeline>,
     worker_stats: Vec<ConnectorStats>,
 }
@@ -327,16 +328,13 @@ impl Engine {
 
     /// One step.
     pub fn step(&mut self) -> Result<Progress, EngineError> {
-        if let Some(rank) = self.broken {
-            return Err(EngineError::RankLost { rank });
+        if let Some(reason) = self.broken.clone() {
+            return Err(EngineError::Ended { reason });
         }
         let result = self.try_step();
         if let Err(error) = &result {
             tracing::error!(%error, "a step failed: the engine ends all requests");
-            self.broken = Some(match error {
-                EngineError::RankLost { rank } => *rank,
-                _ => 0,
-            });
+            self.broken = Some(error.to_string());
             for id in self.scheduler.open_ids() {
                 self.abort(&id);
             }

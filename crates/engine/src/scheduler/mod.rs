@@ -344,10 +344,12 @@ impl Scheduler {
             }
         }
         for (request, tokens) in &absorbed.recompute {
-            self.cut(request, usize::try_from(*tokens).unwrap_or(0));
+            if let Some(sequence) = self.cut(request, *tokens) {
+                sequence.story.cuts += 1;
+            }
         }
-        for request in &absorbed.failed {
-            self.cut(request, 0);
+        for (request, tokens) in &absorbed.failed {
+            self.cut(request, *tokens);
             self.end(request, true, &mut link);
         }
         for (part, logits) in plan.parts.iter().zip(logits) {
@@ -400,17 +402,17 @@ impl Scheduler {
     }
 
     /// Only the first `tokens` tokens of the request's cache are good.
-    fn cut(&mut self, id: &RequestId, tokens: usize) {
-        let Some(sequence) = self.running.iter_mut().find(|s| s.id == *id) else {
-            return;
-        };
+    fn cut(&mut self, id: &RequestId, tokens: u64) -> Option<&mut Sequence> {
+        let mut running = self.running.iter_mut();
+        let sequence = running.find(|sequence| sequence.id == *id)?;
+        let tokens = usize::try_from(tokens).unwrap_or(0);
         sequence.computed = sequence.computed.min(tokens);
         let good = sequence.computed / self.limits.block_size;
         for &block in sequence.table.iter().skip(good) {
             self.pool.forget(block);
         }
         sequence.known = sequence.known.min(good);
-        sequence.story.cuts += 1;
+        Some(sequence)
     }
 
     /// Ends a request, wherever it is. `false`: there is none of this id.

@@ -1,6 +1,8 @@
 //! The engine on a real master and node: what it loads equals what it would have computed, to the bit.
 
 mod cluster;
+mod damage;
+mod early;
 mod equal;
 mod faults;
 mod late;

@@ -313,7 +313,7 @@ fn workers_are_told_what_is_void_when_all_ranks_have_reported() {
 fn under_the_policy_fail_a_request_fails_once() {
     let mut bench = bench(|config| config.policy = FailurePolicy::Fail);
     bench.step(&[("a", &[0, 1], 8, 4, 4)], &[]);
-    assert_eq!(bench.invalid(1, &[1]).failed, ["a".into()]);
+    assert_eq!(bench.invalid(1, &[1]).failed, [("a".into(), 4)]);
     assert_eq!(bench.invalid(1, &[1]).failed, []);
     assert_eq!(
         bench.planner.finished(&"a".into(), S(0)),
