@@ -6,7 +6,7 @@
 //! a block is in a load span only if an answer to this request's question has it in its prefix; a block
 //! that such an answer has is in no save span; no block is in two save spans of one attempt.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use super::pays::{Payoff, prompt_tokens};
 use super::reports::Reports;
 use super::seen::Seen;
 use crate::contract::{
-    Absorbed, BlockHash, BlockId, FreeBlocks, METADATA_VERSION, Matched, RequestId, RequestStep,
-    RequestView, ScheduledRequest, Span, StepMetadata, StepPlan, WorkerResults,
+    BlockHash, FreeBlocks, METADATA_VERSION, Matched, RequestId, RequestStep, RequestView,
+    ScheduledRequest, Span, StepMetadata, StepPlan,
 };
 use crate::error::ConnectorError;
 use crate::lookup::{Found, KeyState};
 use crate::options::{FailurePolicy, Role};
-use crate::request::{End, Hit, Limits, Progress, QuestionId, Questions, Verdict};
+use crate::request::{Hit, Limits, Progress, QuestionId, Questions};
 use crate::stats::{Counters, MissReason};
 
 /// Steps whose number of tokens is remembered until their results come.
@@ -381,110 +381,6 @@ impl Planner {
             Some(false) | None => FreeBlocks::Delayed,
         }
     }
-
-    /// What the workers said, and whose patience is over.
-    pub fn absorb(&mut self, results: &[WorkerResults], now: Duration) -> Absorbed {
-        let mut absorbed = Absorbed::default();
-        let mut invalid: HashMap<u64, HashSet<BlockId>> = HashMap::new();
-        for result in results {
-            self.payoff
-                .note_load(result.loaded_bytes, result.load_micros);
-            if !result.invalid_blocks.is_empty() {
-                let blocks = invalid.entry(result.step).or_default();
-                blocks.extend(&result.invalid_blocks);
-            }
-            for request in &result.finished {
-                let entry = self.requests.get_mut(request);
-                if entry.is_some_and(|entry| entry.machine.drained(result.rank).is_some()) {
-                    absorbed.free.push(request.clone());
-                }
-            }
-        }
-        for (step, blocks) in &invalid {
-            self.cut_back(*step, blocks, &mut absorbed);
-        }
-        self.note_reports(results);
-        self.note_compute(results);
-        self.expire(now, &mut absorbed);
-        for request in &absorbed.free {
-            self.requests.remove(request);
-        }
-        absorbed
-    }
-
-    /// Cuts back whoever uses a block that is void, the owner of the load or not.
-    fn cut_back(&mut self, step: u64, invalid: &HashSet<BlockId>, absorbed: &mut Absorbed) {
-        let size = self.config.block_size.get();
-        for (request, entry) in &mut self.requests {
-            if entry.since_step > step || entry.told != Some(entry.machine.attempt()) {
-                continue;
-            }
-            let used = to_usize(entry.end.div_ceil(size)).min(entry.table.len());
-            let first = entry.table[..used]
-                .iter()
-                .position(|id| invalid.contains(id));
-            let Some(first) = first else {
-                continue;
-            };
-            self.void.insert(request.clone());
-            let again = !self.config.restore || entry.machine.attempt() < MOST_ATTEMPTS;
-            let policy = if again {
-                self.config.policy
-            } else {
-                FailurePolicy::Fail
-            };
-            let good = (request.clone(), first as u64 * size);
-            match entry.machine.load_failed(policy) {
-                Verdict::Recompute => {
-                    entry.start_over(first);
-                    self.counters.recomputed_requests.add(1);
-                    absorbed.recompute.push(good);
-                }
-                Verdict::Fail => {
-                    self.counters.failed_requests.add(1);
-                    absorbed.failed.push(good);
-                }
-                Verdict::Nothing => {}
-            }
-        }
-        absorbed.recompute.sort_unstable();
-        absorbed.failed.sort_unstable();
-    }
-
-    /// Steps are confirmed once what is void by them is known.
-    fn note_reports(&mut self, results: &[WorkerResults]) {
-        for result in results.iter().filter(|result| result.step <= self.step) {
-            let Some(missing) = self.reports.note(result.rank, result.step) else {
-                continue;
-            };
-            // Whoever may have computed then may have computed from anything.
-            let entries = self.requests.iter();
-            let then = entries.filter(|(_, entry)| entry.since_step <= *missing.end());
-            self.void.extend(then.map(|(request, _)| request.clone()));
-        }
-    }
-
-    fn note_compute(&mut self, results: &[WorkerResults]) {
-        let Some(slowest) = results.iter().max_by_key(|result| result.compute_micros) else {
-            return;
-        };
-        if let Some(&(_, tokens)) = self.steps.iter().find(|(step, _)| *step == slowest.step) {
-            self.payoff.note_compute(tokens, slowest.compute_micros);
-        }
-    }
-
-    /// Saves that take too long are given up like those of a preempted request: its blocks can be given to
-    /// others, since the next step begins with nothing that reads from them.
-    fn expire(&mut self, now: Duration, absorbed: &mut Absorbed) {
-        for (request, entry) in &mut self.requests {
-            if entry.machine.expire(now) == Some(End::Overdue) {
-                self.counters.overdue_requests.add(1);
-                tracing::warn!(%request, "not every worker has reported the end of its saves");
-                self.preempted.insert(request.clone());
-                absorbed.free.push(request.clone());
-            }
-        }
-    }
 }
 
 /// The blocks from `first` up to `end`; `None` if there are none.
@@ -500,5 +396,6 @@ fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
+mod absorb;
 #[cfg(test)]
 mod tests;
