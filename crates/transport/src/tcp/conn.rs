@@ -91,7 +91,7 @@ pub(super) struct Conn {
 /// Answers to reads that may wait to be sent.
 const MAX_REPLIES: usize = 64;
 
-/// Head bytes that may wait to be sent, where a peer takes no answers at all.
+/// Bytes of answers, without the data of reads, that may wait to be sent.
 const MAX_UNSENT_HEADS: usize = 256 << 10;
 
 /// Bytes that are moved in one turn before others get theirs.
@@ -243,8 +243,7 @@ impl Conn {
 
     /// Whether answers pile up so that no more frames are taken.
     fn is_blocked(&self) -> bool {
-        self.replies.len() >= MAX_REPLIES
-            || (self.replies.is_empty() && self.out.unsent() > MAX_UNSENT_HEADS)
+        self.replies.len() >= MAX_REPLIES || self.out.unsent_heads() > MAX_UNSENT_HEADS
     }
 
     fn take_frames(&mut self) -> Result<(), Closed> {

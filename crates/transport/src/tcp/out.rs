@@ -55,6 +55,11 @@ impl OutQueue {
         self.unsent
     }
 
+    /// Bytes not sent yet of those that are kept here.
+    pub(super) fn unsent_heads(&self) -> usize {
+        self.heads.len() - self.heads_sent
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }

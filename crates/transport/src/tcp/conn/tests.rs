@@ -221,3 +221,66 @@ fn what_a_peer_left_behind_is_not_carried_out_after_a_gap() {
         }
     }
 }
+
+/// What waits for the peer is bounded, whatever it asks for.
+#[test]
+fn a_peer_that_takes_no_answers_is_not_listened_to_for_ever() {
+    for pending in [false, true] {
+        let begun = Instant::now();
+        let mut scene = Scene::new(begun);
+        let mut hello = [0; SERVER_HELLO_LEN];
+        scene.see_progress(begun);
+        scene.peer.read_exact(&mut hello).expect("welcome");
+        if pending {
+            // More than sockets hold: an answer to a read waits from here on.
+            for _ in 0..48 {
+                scene.send_head(Kind::Read, u32::try_from(LEN).expect("small"), None);
+            }
+            assert!(eventually(LIMIT, || {
+                scene.run(begun).expect("the connection is open");
+                scene.conn.replies.len() > 32 && !scene.conn.writable
+            }));
+        }
+        let mut ping = Vec::new();
+        Header {
+            kind: Kind::Ping,
+            flags: 0,
+            count: 0,
+            regions: 0,
+            seq: 0,
+            payload: 0,
+        }
+        .encode(&mut ping);
+        let pings = ping.repeat((1 << 20) / ping.len());
+        scene.peer.set_nonblocking(true).expect("a socket");
+        let mut asked = 0;
+        let (mut at, mut idle) = (0, 0);
+        // It is heard no more when the sockets are full, too.
+        while idle < 100 {
+            match scene.peer.write(&pings[at..]) {
+                Ok(sent) => {
+                    asked += sent;
+                    at = (at + sent) % pings.len();
+                    idle = 0;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                    idle += 1;
+                }
+            }
+            while scene.run(begun).expect("the connection is open") {}
+            let waiting = scene.conn.out.unsent_heads();
+            assert!(waiting <= 2 * MAX_UNSENT_HEADS, "{waiting} bytes wait");
+            assert!(asked < 256 << 20, "it is listened to for ever");
+        }
+        // And again when it takes them.
+        let before = scene.conn.out.unsent_heads();
+        assert!(before > MAX_UNSENT_HEADS / 2, "{before}");
+        let mut answers = vec![0; 1 << 20];
+        assert!(eventually(LIMIT, || {
+            while scene.peer.read(&mut answers).is_ok_and(|read| read > 0) {}
+            scene.run(begun).expect("the connection is open");
+            scene.conn.out.is_empty() && scene.conn.inbuf.available().len() < ping.len()
+        }));
+    }
+}
