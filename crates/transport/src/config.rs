@@ -42,6 +42,14 @@ impl TransportKind {
         }
     }
 
+    /// Whether a read takes a round trip to the peer, rather than a copy by this side.
+    pub const fn reads_ask_the_peer(self) -> bool {
+        match self {
+            Self::Local | Self::Shm => false,
+            Self::Tcp | Self::Mock => true,
+        }
+    }
+
     pub(crate) const fn index(self) -> usize {
         self as usize
     }

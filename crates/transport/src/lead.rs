@@ -53,14 +53,15 @@ impl Awaited {
     }
 
     /// A connection for this thread to look after while it waits: of one of the transfers that are still under
-    /// way. The event loop is made to look after the others.
-    pub fn lead(&mut self) -> Option<Lead> {
-        let mut lead = None;
+    /// way, the one `before` if it is among them. The event loop is made to look after the others.
+    pub fn lead(&mut self, before: Option<Lead>) -> Option<Lead> {
+        let jobs = || self.jobs.iter().filter(|job| !job.is_done());
+        let mut lead = before.filter(|lead| jobs().any(|job| lead.lane.is_for(job)));
         for job in self.jobs.drain(..).filter(|job| !job.is_done()) {
-            if lead.is_none() {
-                lead = job.lead();
-            } else {
-                job.look();
+            match &lead {
+                None => lead = job.lead(),
+                Some(lead) if lead.lane.is_for(&job) => {}
+                Some(_) => job.look(),
             }
         }
         lead
@@ -87,6 +88,11 @@ pub struct Lead {
 impl Lead {
     pub(crate) fn new(lane: LaneLead) -> Self {
         Self { lane }
+    }
+
+    /// Whether the transfer has come to its end.
+    pub fn is_over(&self) -> bool {
+        self.lane.is_over()
     }
 
     /// Has `sleep` wait until the socket has something to read, or room too if its second argument says so, and

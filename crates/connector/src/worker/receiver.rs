@@ -249,6 +249,7 @@ impl Load<'_> {
                     },
                     fingerprint: self.shared.fingerprint,
                     keep_lease,
+                    ..GetOptions::default()
                 };
                 let mut started = self.start(&keys, options).await.into_iter();
                 for &row in rows {

@@ -20,6 +20,10 @@ use super::code::{self, ABSENT, Call, INVALID};
 use crate::args::Keys;
 use crate::memory::Use;
 
+/// Objects of at most this many bytes come along with their headers where that saves a round trip; the copy that it costs
+/// is little then.
+const FETCH: u64 = 64 << 10;
+
 /// One object to put, or the code that its entry is answered with.
 pub(crate) type PutItem = Result<PutRequest, i64>;
 
@@ -95,6 +99,7 @@ impl StoreCore {
     pub(crate) fn open_gets(&self, keys: &Keys) -> OpenGets<'_> {
         let options = GetOptions {
             keep_lease: true,
+            fetch: FETCH,
             ..GetOptions::default()
         };
         let started = self.block(self.client().start_gets(keys.good(), options));

@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::ClientConfig;
 use super::finisher::Finisher;
+use super::hints::Hints;
 use super::holds::Holds;
 use super::leases::Leases;
 use super::scratch::ScratchPool;
@@ -35,6 +36,7 @@ pub(crate) struct Core {
     pub(crate) leases: Leases,
     pub(crate) finisher: Finisher,
     pub(crate) holds: Holds,
+    pub(crate) hints: Hints,
     pub(crate) suspects: Suspects,
     pub(crate) puts: Puts,
     pub(crate) scratch: ScratchPool,
@@ -59,6 +61,7 @@ impl Core {
             leases: Leases::default(),
             finisher: Finisher::default(),
             holds: Holds::default(),
+            hints: Hints::default(),
             suspects: Suspects::default(),
             puts: Puts::default(),
             counters: Counters::default(),

@@ -3,7 +3,9 @@
 //! All batches of a [`Fanout`] are handed to the transport together and run in parallel. Each piece
 //! carries a tag by which the caller finds what the piece belongs to.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
 use layercake_protocol::endpoint::Endpoint;
@@ -108,6 +110,39 @@ impl<T> Flight<T> {
         for (transfer, tags) in self.parts.drain(..) {
             report(tags, transfer.await, &mut each);
         }
+    }
+
+    /// Looks after the transfers while something else is waited for: whoever waits for this task knows of them.
+    pub(super) fn poll_along(&mut self, cx: &mut Context<'_>) {
+        for (transfer, _) in &mut self.parts {
+            // Its outcome stays.
+            let _ = Pin::new(transfer).poll(cx);
+        }
+    }
+
+    /// Waits for the batches in which anything is `wanted`, and reports each of their pieces. The others are given
+    /// up. Tells whether nothing moves any more.
+    pub(super) async fn land_some(
+        self,
+        wanted: impl Fn(&T) -> bool,
+        mut each: impl FnMut(T, Result<PieceDone, PieceError>),
+    ) -> bool {
+        let mut still = true;
+        for (transfer, tags) in self.parts {
+            if tags.iter().any(&wanted) {
+                report(
+                    tags,
+                    transfer.await,
+                    &mut |tag, result: Result<_, Failure>| {
+                        each(tag, result.map_err(|failure| failure.error));
+                    },
+                );
+            } else {
+                transfer.cancel();
+                still &= transfer.is_done();
+            }
+        }
+        still
     }
 
     /// Handles on the transfers, to be waited for.

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use layercake_protocol::key::ObjectKey;
 
 use super::StoreClient;
-use super::get_start::{GetOptions, Opened};
+use super::get_start::GetOptions;
 use super::read::{RangeRead, ReadDone};
+use super::records::Eager;
 use super::scratch::Scratch;
 use super::write::Range;
 use crate::error::StoreError;
@@ -35,25 +36,22 @@ pub struct GetRequest {
 impl StoreClient {
     /// Whole objects. The answers align with `keys`; a key may be there more than once.
     pub async fn get(&self, keys: &[ObjectKey]) -> Vec<Result<Bytes, StoreError>> {
-        let opened = self.open(keys, GetOptions::default(), EAGER).await;
+        let eager = Eager::Always(EAGER);
+        let opened = self.open(keys, GetOptions::default(), eager).await;
         let mut answers = Vec::with_capacity(opened.len());
         let mut ended = Vec::with_capacity(opened.len());
         let mut large = Vec::new();
         for (index, opened) in opened.into_iter().enumerate() {
             answers.push(match opened {
-                Ok(Opened {
-                    session,
-                    payload: Some(payload),
-                }) => {
-                    ended.push(session);
-                    Ok(payload)
-                }
-                Ok(Opened {
-                    session,
-                    payload: None,
-                }) => {
-                    large.push((index, session));
-                    Ok(Bytes::new())
+                Ok(session) => {
+                    if let Some(payload) = &session.shared().payload {
+                        let bytes = payload.bytes.clone();
+                        ended.push(session);
+                        Ok(bytes)
+                    } else {
+                        large.push((index, session));
+                        Ok(Bytes::new())
+                    }
                 }
                 Err(error) => Err(error),
             });
@@ -109,7 +107,11 @@ impl StoreClient {
     /// than once.
     pub async fn get_into(&self, requests: Vec<GetRequest>) -> Vec<Result<ReadDone, StoreError>> {
         let keys: Vec<ObjectKey> = requests.iter().map(|request| request.key.clone()).collect();
-        let sessions = self.start_gets(&keys, GetOptions::default()).await;
+        let options = GetOptions {
+            fetch: EAGER,
+            ..GetOptions::default()
+        };
+        let sessions = self.start_gets(&keys, options).await;
         let reads = sessions
             .iter()
             .zip(requests)

@@ -1,14 +1,14 @@
 //! Starting and ending get sessions.
 //!
 //! A start is one call to the master, which leases the objects, and then one batch per peer that reads
-//! the headers (`records`), and seldom a second one. A header that does not fit what the master promised, or the caller expects, refuses
+//! the headers (`records`), and seldom a second one. Where it is known what the master will say, the batch does not
+//! wait for it (`guess`). A header that does not fit what the master promised, or the caller expects, refuses
 //! its key before a byte of the object moves; a replica whose header can't be had is passed over for
 //! the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use bytes::Bytes;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::Expected;
@@ -17,9 +17,11 @@ use layercake_protocol::replica::{GetStarted, Recency};
 
 use super::StoreClient;
 use super::core::{Core, now};
+use super::guess::Guess;
+use super::hints::Hint;
 use super::leases::Leases;
 use super::places::{Place, Places, Targets};
-use super::records::{Record, read_records};
+use super::records::{Answer, Eager, Record, Wanted};
 use crate::error::StoreError;
 use crate::link::StartOptions;
 use crate::session::lease::{Grant, Lease};
@@ -35,6 +37,9 @@ pub struct GetOptions {
     /// Leave the leases to run out after the sessions' end instead of giving them back: whoever asks next
     /// finds the object protected for as long as a lease lasts, and the end costs no message.
     pub keep_lease: bool,
+    /// Objects of at most this many bytes are fetched along with their headers where that saves a round trip, and
+    /// kept as long as the session: reading them is a copy then.
+    pub fetch: u64,
 }
 
 impl From<Recency> for GetOptions {
@@ -57,12 +62,6 @@ pub(super) struct Candidate {
     pub(super) whole_header: bool,
 }
 
-/// A session, and the payload if it came along with the header.
-pub(super) struct Opened {
-    pub(super) session: GetSession,
-    pub(super) payload: Option<Bytes>,
-}
-
 impl StoreClient {
     /// Opens a session on each object, in one call to the master. The answers align with `keys`; a key
     /// may be there more than once.
@@ -74,21 +73,17 @@ impl StoreClient {
         keys: &[ObjectKey],
         options: impl Into<GetOptions>,
     ) -> Vec<Result<GetSession, StoreError>> {
-        let opened = self.open(keys, options.into(), 0).await;
-        opened
-            .into_iter()
-            .map(|opened| Ok(opened?.session))
-            .collect()
+        let options = options.into();
+        self.open(keys, options, Eager::IfFar(options.fetch)).await
     }
 
-    /// Opens sessions, and fetches the whole payload of objects of at most `eager` bytes along with
-    /// their headers.
+    /// Opens sessions, and fetches the whole payload of small objects along with their headers.
     pub(super) async fn open(
         &self,
         keys: &[ObjectKey],
         options: GetOptions,
-        eager: u64,
-    ) -> Vec<Result<Opened, StoreError>> {
+        eager: Eager,
+    ) -> Vec<Result<GetSession, StoreError>> {
         let (core, keys) = (Arc::clone(self.core()), keys.to_vec());
         let work = async move { start(&core, &keys, options, eager).await };
         self.core().see_through(work).await
@@ -117,51 +112,88 @@ async fn start(
     core: &Arc<Core>,
     keys: &[ObjectKey],
     options: GetOptions,
-    eager: u64,
-) -> Vec<Result<Opened, StoreError>> {
-    let mut answers: Vec<Option<Result<Opened, StoreError>>> = Vec::new();
-    let mut open = Vec::with_capacity(keys.len());
-    for (index, lease) in lease_keys(core, keys, options.recency, options.keep_lease)
-        .await
-        .into_iter()
-        .enumerate()
-    {
+    eager: Eager,
+) -> Vec<Result<GetSession, StoreError>> {
+    let wanted = Wanted {
+        core,
+        fingerprint: options.fingerprint,
+        eager,
+    };
+    let asking = lease_keys(core, keys, options.recency, options.keep_lease);
+    let mut guess = Guess::make(wanted, keys);
+    let leases = match &mut guess {
+        Some(guess) => guess.along(asking).await,
+        None => asking.await,
+    };
+    let mut opening = Opening {
+        core,
+        answers: Vec::with_capacity(keys.len()),
+        open: Vec::with_capacity(keys.len()),
+    };
+    for (index, lease) in leases.into_iter().enumerate() {
         match lease {
             Ok(candidate) => {
-                answers.push(None);
-                open.push((index, candidate));
+                opening.answers.push(None);
+                opening.open.push((index, candidate));
             }
-            Err(error) => answers.push(Some(Err(error))),
+            Err(error) => opening.answers.push(Some(Err(error))),
         }
     }
-    while !open.is_empty() {
-        let candidates: Vec<_> = open.iter().map(|(_, candidate)| candidate).collect();
-        let records = read_records(core, &candidates, options.fingerprint, eager).await;
-        let round = std::mem::take(&mut open);
-        for ((index, mut candidate), record) in round.into_iter().zip(records) {
-            match record {
-                Ok(Some(record)) => {
-                    answers[index] = Some(Ok(candidate.into_session(core, record)));
-                }
-                Ok(None) => {
-                    candidate.whole_header = true;
-                    open.push((index, candidate));
-                }
-                Err(error) => {
-                    let is_final = matches!(error, StoreError::FingerprintMismatch { .. });
-                    if !is_final && candidate.next_place(core) {
-                        open.push((index, candidate));
-                    } else {
-                        answers[index] = Some(Err(error));
-                    }
-                }
-            }
+    let guessed = match guess {
+        Some(guess) => guess.land(&mut opening.open).await,
+        None => Vec::new(),
+    };
+    let found = opening.open.iter().map(|(_, candidate)| {
+        let key = &candidate.lease().object().key;
+        (key, candidate.here(), candidate.size)
+    });
+    core.hints.note(&core.engine, found);
+    for (index, candidate, record) in guessed {
+        opening.take(index, candidate, record);
+    }
+    while !opening.open.is_empty() {
+        let candidates: Vec<_> = opening.open.iter().map(|(_, it)| it).collect();
+        let records = wanted.read_all(&candidates).await;
+        let round = std::mem::take(&mut opening.open);
+        for ((index, candidate), record) in round.into_iter().zip(records) {
+            opening.take(index, candidate, record);
         }
     }
-    let answers = answers.into_iter();
+    let answers = opening.answers.into_iter();
     answers
         .map(|answer| answer.unwrap_or(Err(StoreError::UnknownSession)))
         .collect()
+}
+
+/// Sessions that are being opened.
+struct Opening<'a> {
+    core: &'a Core,
+    answers: Vec<Option<Result<GetSession, StoreError>>>,
+    /// Those whose records are still to be read, by the positions of their answers.
+    open: Vec<(usize, Candidate)>,
+}
+
+impl Opening<'_> {
+    /// Takes what the read of a candidate's record brought.
+    fn take(&mut self, index: usize, mut candidate: Candidate, record: Answer) {
+        match record {
+            Ok(Some(record)) => {
+                self.answers[index] = Some(Ok(candidate.into_session(self.core, record)));
+            }
+            Ok(None) => {
+                candidate.whole_header = true;
+                self.open.push((index, candidate));
+            }
+            Err(error) => {
+                let is_final = matches!(error, StoreError::FingerprintMismatch { .. });
+                if !is_final && candidate.next_place(self.core) {
+                    self.open.push((index, candidate));
+                } else {
+                    self.answers[index] = Some(Err(error));
+                }
+            }
+        }
+    }
 }
 
 impl Candidate {
@@ -175,7 +207,7 @@ impl Candidate {
         more
     }
 
-    fn into_session(self, core: &Core, record: Record) -> Opened {
+    fn into_session(self, core: &Core, record: Record) -> GetSession {
         core.counters.gets_started.one();
         let Record {
             fingerprint,
@@ -183,16 +215,16 @@ impl Candidate {
             rows,
             payload,
         } = record;
-        let session = GetSession::new(GetShared {
+        GetSession::new(GetShared {
             size: self.size,
             fingerprint,
             layout_id,
             places: self.places,
             rows,
+            payload,
             preferred: AtomicUsize::new(self.place),
             lease: self.lease,
-        });
-        Opened { session, payload }
+        })
     }
 
     pub(super) fn lease(&self) -> &Lease {
@@ -201,6 +233,14 @@ impl Candidate {
 
     pub(super) fn here(&self) -> &Place {
         &self.places[self.place]
+    }
+
+    /// Whether the object lies, at the replica that is tried first, where a hint says.
+    pub(super) fn is_where(&self, hint: &Hint) -> bool {
+        let here = self.here();
+        self.size == hint.size
+            && here.replica == hint.place.replica
+            && here.target.is_same(&hint.place.target)
     }
 
     /// What the header must say.

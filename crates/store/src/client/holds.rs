@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::ids::{Epoch, Generation};
-use layercake_protocol::replica::{GRANULE, Hold, ObjectRef};
+use layercake_protocol::replica::{GRANULE, Hold, ObjectRef, Replica};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::core::{Core, now};
-use super::places::Target;
+use super::places::{Place, Target};
 
 /// A hold that nothing was cut from for so long is given back.
 const IDLE: Duration = Duration::from_secs(5);
@@ -144,6 +144,19 @@ impl Slot {
 
     pub(super) fn target(&self) -> &Arc<Target> {
         &self.of.target
+    }
+
+    /// Where its object lies, behind a header of so many bytes.
+    pub(super) fn place(&self, header_len: u32) -> Place {
+        Place {
+            target: Arc::clone(self.target()),
+            replica: Replica {
+                segment: self.of.target.segment,
+                offset: self.offset(),
+                header_len,
+                generation: self.generation(),
+            },
+        }
     }
 
     /// What the object's header says.

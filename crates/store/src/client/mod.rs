@@ -11,6 +11,7 @@
 //! | `slots`, `holds` | small objects, put into places that the client has in advance |
 //! | `put_start`, `write`, `put_end` | put sessions |
 //! | `get_start`, `read` | get sessions |
+//! | `hints`, `guess` | reading where objects lay, while the master is asked where they lie |
 //! | `early` | reading what is written of objects that are not complete |
 //! | `relocate` | replicas in other segments |
 //! | `headers`, `records`, `refresh` | the record in front of each object |
@@ -28,7 +29,9 @@ mod fanout;
 mod finisher;
 mod get;
 mod get_start;
+mod guess;
 mod headers;
+mod hints;
 mod holds;
 mod keeper;
 mod leases;

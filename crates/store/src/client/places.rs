@@ -1,12 +1,12 @@
 //! Where replicas lie: what the master's answers name, resolved to what the transport needs.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::ids::{Capability, Generation, RegionId, SegmentId};
 use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{Replica, Segment};
-use layercake_transport::RemoteSlice;
+use layercake_transport::{Engine, RemoteSlice, TransportKind};
 use smallvec::SmallVec;
 
 /// A segment as this client writes to and reads from it.
@@ -16,9 +16,27 @@ pub(crate) struct Target {
     pub(crate) peer: Arc<Endpoint>,
     region: RegionId,
     capability: Capability,
+    /// Whether reads ask the peer, once somebody wanted to know.
+    asks: OnceLock<bool>,
 }
 
 impl Target {
+    /// Whether both are the same memory, reached in the same way.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.segment == other.segment
+            && self.region == other.region
+            && self.capability == other.capability
+            && self.peer == other.peer
+    }
+
+    /// Whether a read of it takes a round trip, by the transport that was the choice when this was asked first.
+    pub(super) fn reads_ask(&self, engine: &Engine) -> bool {
+        *self.asks.get_or_init(|| {
+            let kind = engine.transport_to(&self.peer);
+            kind.is_some_and(TransportKind::reads_ask_the_peer)
+        })
+    }
+
     /// A place in the segment that belongs to this reservation.
     pub(crate) fn tagged(&self, offset: u64, len: u64, generation: Generation) -> RemoteSlice {
         RemoteSlice {
@@ -82,6 +100,7 @@ impl Targets {
                 peer: Arc::new(segment.endpoint.clone()),
                 region: segment.region,
                 capability: segment.capability,
+                asks: OnceLock::new(),
             })
         };
         Self(segments.into_iter().map(target).collect())

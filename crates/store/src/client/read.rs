@@ -4,7 +4,8 @@
 //! are cut at the bounds of the rows that were written, so that each whole row that is read can be
 //! compared with its checksum (L5). An entry that fails at one replica, because the peer is gone,
 //! the place was reused or a checksum does not fit, is read again from the next one; an entry whose
-//! lease ended before its last byte arrived is reported failed, whatever arrived.
+//! lease ended before its last byte arrived is reported failed, whatever arrived. Of a session whose payload came
+//! along with its header nothing is moved any more: a read is a copy.
 //!
 //! Dropping the future stops nothing: the call is seen through in the background. The local memory
 //! belongs to the transfers until they are done, and the session's lease is kept until then.
@@ -25,7 +26,7 @@ use super::fanout::{Fanout, Flight};
 use super::write::Range;
 use crate::error::StoreError;
 use crate::session::cut::check_range;
-use crate::session::{GetSession, GetShared};
+use crate::session::{GetSession, GetShared, Payload};
 
 /// Ranges to read from one object.
 #[derive(Debug)]
@@ -125,6 +126,10 @@ impl ReadCall {
                 .map_err(|_| Refusal::LeaseExpired.into())
         });
         match begun {
+            Ok(wanted) if let Some(payload) = &get.payload => {
+                let done = copied(get, payload, &read.ranges, &wanted);
+                self.answers.push(Some(done));
+            }
             Ok(wanted) => {
                 let plan = ReadPlan::new(&get.rows, &wanted);
                 self.answers.push(None);
@@ -313,6 +318,34 @@ impl Entry {
         core.counters.bytes_unverified.add(done.unverified);
         Ok(done)
     }
+}
+
+/// Reads ranges of a payload that is here, under a lease on which a read has begun.
+fn copied(
+    get: &GetShared,
+    payload: &Payload,
+    ranges: &[Range],
+    wanted: &[ByteRange],
+) -> Result<ReadDone, StoreError> {
+    let mut done = ReadDone::default();
+    let mut copied = Ok(());
+    for (Range { local, .. }, &range) in ranges.iter().zip(wanted) {
+        if !payload.part(range).is_some_and(|bytes| local.fill(bytes)) {
+            copied = Err(StoreError::Transfer {
+                offset: range.start(),
+                len: range.len(),
+                source: PieceError::LocalInvalid,
+            });
+            break;
+        }
+        done.bytes += range.len();
+        done.verified += payload.verified_in(&get.rows, range);
+    }
+    let over = get.lease.lease().end_read(now());
+    over.map_err(|_| StoreError::Refused(Refusal::LeaseExpired))?;
+    copied?;
+    done.unverified = done.bytes - done.verified;
+    Ok(done)
 }
 
 fn index_of(at: usize) -> u32 {

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::{HeaderError, HeaderSpec, HeaderView, Row, Rows};
+use layercake_protocol::key::ObjectKey;
 use layercake_transport::{Direction, PieceError};
 
 use super::core::{Core, now};
@@ -20,13 +21,14 @@ use super::headers::{check_header, mismatch};
 use super::places::Place;
 use super::scratch::Scratch;
 use crate::error::StoreError;
+use crate::session::Payload;
 
 /// What a reader wants of a header that fits, and the payload if it is small.
 pub(super) struct Record {
     pub(super) fingerprint: Option<Fingerprint>,
     pub(super) layout_id: u64,
     pub(super) rows: Rows,
-    pub(super) payload: Option<Bytes>,
+    pub(super) payload: Option<Payload>,
 }
 
 /// `None`: the header has more bytes than were read.
@@ -39,53 +41,74 @@ const WAVE: u64 = 4 << 20;
 const TURN: u64 = 256 << 10;
 
 /// What is read, and how much of it.
-struct Wanted<'a> {
-    core: &'a Core,
-    fingerprint: Option<Fingerprint>,
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) core: &'a Core,
+    pub(super) fingerprint: Option<Fingerprint>,
     /// The greatest payload that comes along with its header, in bytes.
-    eager: u64,
+    pub(super) eager: Eager,
 }
 
-/// Reads and checks the records of all candidates, each at its replica; of objects of at most `eager`
-/// bytes with their payload.
-pub(super) async fn read_records(
-    core: &Core,
-    candidates: &[&Candidate],
-    fingerprint: Option<Fingerprint>,
-    eager: u64,
-) -> Vec<Answer> {
-    let wanted = Wanted {
-        core,
-        fingerprint,
-        eager,
-    };
-    let mut records = Vec::with_capacity(candidates.len());
-    let mut rest = candidates;
-    while !rest.is_empty() {
-        let mut bytes = 0;
-        let fitting = rest.iter().take_while(|candidate| {
-            bytes += wanted.len_of(candidate);
-            bytes <= WAVE
-        });
-        let (wave, later) = rest.split_at(fitting.count().max(1));
-        wanted.read(wave, &mut records).await;
-        rest = later;
+/// The greatest payload that comes along with its header, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Eager {
+    /// In any case.
+    Always(u64),
+    /// Where that saves a round trip.
+    IfFar(u64),
+}
+
+impl Eager {
+    /// Whether nothing but headers is read.
+    fn is_none(self) -> bool {
+        matches!(self, Self::Always(0) | Self::IfFar(0))
     }
-    records
 }
 
 impl Wanted<'_> {
-    fn len_of(&self, candidate: &Candidate) -> u64 {
-        let header_len = candidate.here().replica.header_len;
-        if candidate.size <= self.eager {
-            return u64::from(header_len) + candidate.size;
+    /// Reads and checks the records of all candidates, each at its replica; those of small objects with their
+    /// payload.
+    pub(super) async fn read_all(&self, candidates: &[&Candidate]) -> Vec<Answer> {
+        let mut records = Vec::with_capacity(candidates.len());
+        let mut rest = candidates;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fitting = rest.iter().take_while(|candidate| {
+                bytes += self.len_of(candidate);
+                bytes <= WAVE
+            });
+            let (wave, later) = rest.split_at(fitting.count().max(1));
+            self.read(wave, &mut records).await;
+            rest = later;
         }
-        if candidate.whole_header {
-            return header_len.into();
+        records
+    }
+
+    /// Whether a payload comes along with its header.
+    fn comes_along(&self, place: &Place, size: u64) -> bool {
+        match self.eager {
+            Eager::Always(most) => size <= most,
+            Eager::IfFar(most) => size <= most && place.target.reads_ask(&self.core.engine),
+        }
+    }
+
+    fn len_of(&self, candidate: &Candidate) -> u64 {
+        let (place, size) = (candidate.here(), candidate.size);
+        if candidate.whole_header && !self.comes_along(place, size) {
+            return place.replica.header_len.into();
+        }
+        self.first_len(place, size, &candidate.lease().object().key)
+    }
+
+    /// How much is read at first of an object of this key and size.
+    pub(super) fn first_len(&self, place: &Place, size: u64, key: &ObjectKey) -> u64 {
+        let header_len = place.replica.header_len;
+        if self.comes_along(place, size) {
+            return u64::from(header_len) + size;
         }
         let spec = HeaderSpec {
             tenant_len: self.core.config.tenant.as_str().len(),
-            key_len: candidate.lease().object().key.as_str().len(),
+            key_len: key.as_str().len(),
             group_len: 0,
             rows: 0,
         };
@@ -148,16 +171,17 @@ impl Wanted<'_> {
         }
         scratch.recycle();
     }
+
     /// The bytes of a whole wave in one piece, if they are headers alone: sessions keep them for their rows, and
     /// no more than the headers of sessions that were started together. A payload goes to a user, who
     /// may keep it for long.
     fn shared(&self, scratch: &Scratch, len: u64) -> Result<Option<Bytes>, StoreError> {
-        let headers = self.eager == 0;
+        let headers = self.eager.is_none();
         headers.then(|| scratch.bytes(0, len)).transpose()
     }
 
     /// Checks one record.
-    fn record(&self, candidate: &Candidate, bytes: &Bytes) -> Answer {
+    pub(super) fn record(&self, candidate: &Candidate, bytes: &Bytes) -> Answer {
         let Self {
             core, fingerprint, ..
         } = *self;
@@ -180,7 +204,7 @@ impl Wanted<'_> {
             rows: header.into_rows(bytes),
             payload: None,
         };
-        if candidate.size > self.eager {
+        if !self.comes_along(place, candidate.size) {
             return Ok(Some(record));
         }
         let payload = bytes.slice(header_len..);
@@ -196,7 +220,10 @@ impl Wanted<'_> {
         core.counters.bytes_read.add(len);
         core.counters.bytes_verified.add(verified);
         core.counters.bytes_unverified.add(len - verified);
-        record.payload = Some(payload);
+        record.payload = Some(Payload {
+            bytes: payload,
+            verified,
+        });
         Ok(Some(record))
     }
 }
@@ -227,7 +254,7 @@ fn verify(rows: &Rows, payload: &[u8]) -> Result<u64, StoreError> {
     Ok(verified)
 }
 
-fn lost(core: &Core, place: &Place, error: PieceError) -> StoreError {
+pub(super) fn lost(core: &Core, place: &Place, error: PieceError) -> StoreError {
     if error == PieceError::Refused(layercake_transport::Refusal::StaleGeneration) {
         // The place was reused: the object is gone, and with it the lease.
         return Refusal::LeaseExpired.into();

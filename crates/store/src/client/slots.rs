@@ -219,6 +219,7 @@ async fn commit(
     asking: Option<Asking<'_>>,
 ) -> Vec<Answer> {
     let mut answers: Vec<Answer> = puts.iter().map(|_| None).collect();
+    let header_lens: Vec<u32> = puts.iter().map(|put| put.header_len).collect();
     let mut indices = Vec::with_capacity(puts.len());
     let mut entries = Vec::with_capacity(puts.len());
     for (index, put) in puts.into_iter().enumerate().filter(|(at, _)| written[*at]) {
@@ -255,6 +256,9 @@ async fn commit(
                 core.counters.puts_started.one();
                 core.counters.puts_committed.one();
                 core.counters.bytes_written.add(entry.put.size);
+                let place = slots[index].place(header_lens[index]);
+                let object = (&entry.put.key, &place, entry.put.size);
+                core.hints.note(&core.engine, [object]);
                 Some(Ok(PutOutcome::Stored))
             }
             Err(Refusal::AlreadyExists) => Some(Ok(PutOutcome::Existed)),

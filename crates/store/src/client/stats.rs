@@ -68,6 +68,10 @@ counters! {
     mismatches,
     /// Reads that went on with another replica.
     failovers,
+    /// Objects that were read while the master was asked for them, and lay where they were read.
+    guesses_right,
+    /// Objects that were so read in vain: they were elsewhere, or gone, or did not come well.
+    guesses_wrong,
 }
 
 #[derive(Debug, Default)]

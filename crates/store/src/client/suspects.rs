@@ -122,7 +122,7 @@ impl Suspects {
 }
 
 /// Whether a piece failed because of the peer or the way to it, rather than for its own sake.
-fn blames_peer(error: PieceError) -> bool {
+pub(super) fn blames_peer(error: PieceError) -> bool {
     match error {
         PieceError::Refused(refusal) => matches!(
             refusal,

@@ -2,7 +2,7 @@
 //!
 //! The thread that waits for the master's answer reads the lane itself (see `lane::reader`), so a call
 //! wakes one thread here, the one that made it, instead of the runtime's and then that one. In the same way it
-//! looks after the connection that a transfer is under way on, if it waits for one.
+//! looks after the connection that a transfer is under way on, if it waits for one, and after both if it waits for both.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use layercake_transport::{Awaited, Lead};
 use tokio::runtime::Handle;
 
 use super::MasterLink;
-use super::parker::Parker;
+use super::parker::{Awaited as Socket, Parker};
 use super::shared::Status;
 use super::supervise::Arrivals;
 
@@ -64,6 +64,7 @@ impl MasterLink {
         let waker = Waker::from(Arc::clone(&parker));
         let mut cx = Context::from_waker(&waker);
         let mut transfers = Awaited::default();
+        let (mut lead, mut asked) = (None, false);
         loop {
             parker.reset();
             let polled = {
@@ -71,36 +72,25 @@ impl MasterLink {
                 transfers.poll(|| future.as_mut().poll(&mut cx))
             };
             if let Poll::Ready(done) = polled {
-                drop(waker);
+                drop((lead, waker));
                 parker.keep();
                 return done;
             }
-            let mut lead = transfers.lead();
-            if lead.is_some() && ASKED.get() {
-                self.leave_lane();
-            }
+            asked |= ASKED.get();
+            lead = transfers.lead(lead);
             while !parker.is_woken() {
-                if !lead.as_mut().is_some_and(|lead| turn(lead, &parker)) {
-                    lead = None;
-                    self.wait(&parker);
-                }
+                self.wait(&parker, &mut lead, asked);
             }
-        }
-    }
-
-    /// Has the link's task read what this thread has asked for, since it waits for something else too.
-    fn leave_lane(&self) {
-        if let Status::Up(connection) = self.shared().status()
-            && let Some(lane) = connection.lane()
-        {
-            lane.reader.call_back();
+            // Others may use the connection while the future has its turn.
+            lead = lead.filter(|lead| !lead.is_over());
         }
     }
 
     /// Waits until the parker is woken, or for no reason.
-    fn wait(&self, parker: &Arc<Parker>) {
+    fn wait(&self, parker: &Arc<Parker>, lead: &mut Option<Lead>, asked: bool) {
         let shared = self.shared();
-        if let Status::Up(connection) = shared.status()
+        if (asked || lead.is_none())
+            && let Status::Up(connection) = shared.status()
             && let Some(lane) = connection.lane()
             && connection.is_waited_for()
         {
@@ -108,11 +98,20 @@ impl MasterLink {
                 shared,
                 connection: &connection,
             };
-            if lane.reader.wait(parker, &arrivals) {
+            if lane.reader.wait(parker, &arrivals, lead) {
                 return;
             }
+            // Somebody has to read what this thread has asked for.
+            lane.reader.call_back();
         }
-        parker.park();
+        match lead {
+            Some(leading) => {
+                if !turn(leading, parker) {
+                    *lead = None;
+                }
+            }
+            None => parker.park(),
+        }
     }
 }
 
@@ -120,5 +119,5 @@ impl MasterLink {
 /// `false`: there is nothing to wait for there.
 fn turn(lead: &mut Lead, parker: &Parker) -> bool {
     // What the system can't tell, a look at the socket does.
-    lead.turn(|socket, full| parker.poll(socket, full).unwrap_or(true))
+    lead.turn(|socket, room| parker.poll(Socket { socket, room }).unwrap_or(true))
 }

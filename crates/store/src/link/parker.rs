@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
+use smallvec::SmallVec;
 
 const RUNS: u8 = 0;
 const WOKEN: u8 = 1;
@@ -91,33 +92,62 @@ impl Parker {
         self.thread.unpark();
     }
 
-    /// Waits until the socket has something to read (`true`), or room if that is wanted too, it is woken, or
-    /// for no reason.
-    pub(super) fn poll(&self, socket: BorrowedFd<'_>, room: bool) -> io::Result<bool> {
+    /// Waits until the socket has something to read, or room if that is wanted too, it is woken, or for no reason.
+    /// Tells whether the socket is ready.
+    pub(super) fn poll(&self, socket: Awaited<'_>) -> io::Result<bool> {
+        let [ready] = self.poll_all([socket])?;
+        Ok(ready)
+    }
+
+    /// As [`poll`](Self::poll), for several sockets: of each whether it is ready.
+    pub(super) fn poll_all<const N: usize>(
+        &self,
+        sockets: [Awaited<'_>; N],
+    ) -> io::Result<[bool; N]> {
         if !self.begin(POLLS) {
-            return Ok(false);
+            return Ok([false; N]);
         }
-        let mut events = PollFlags::IN;
-        events.set(PollFlags::OUT, room);
-        let mut fds = [
-            PollFd::from_borrowed_fd(socket, events),
-            PollFd::new(&self.wakes, PollFlags::IN),
-        ];
+        let mut fds: SmallVec<[PollFd<'_>; 3]> = sockets.into_iter().map(Awaited::events).collect();
+        fds.push(PollFd::new(&self.wakes, PollFlags::IN));
         let look_again = Timespec::try_from(LOOK_AGAIN).ok();
         let polled = poll(&mut fds, look_again.as_ref());
         self.end(POLLS);
         match polled {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok(false),
+            Err(Errno::INTR) => return Ok([false; N]),
             Err(error) => return Err(error.into()),
         }
-        let [socket, wakes] = fds;
-        if !wakes.revents().is_empty() {
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if fds.last().is_some_and(is_ready) {
             let mut count = [0; 8];
             // Only whether there were any counts, and that the next poll begins anew.
             let _ = read(&self.wakes, &mut count);
         }
-        Ok(!socket.revents().is_empty())
+        Ok(std::array::from_fn(|at| is_ready(&fds[at])))
+    }
+}
+
+/// A socket that is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Awaited<'a> {
+    pub(super) socket: BorrowedFd<'a>,
+    /// For room to write in it, too.
+    pub(super) room: bool,
+}
+
+impl<'a> Awaited<'a> {
+    fn events(self) -> PollFd<'a> {
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, self.room);
+        PollFd::from_borrowed_fd(self.socket, events)
+    }
+
+    /// One that is to be read.
+    pub(super) fn to_read(socket: BorrowedFd<'a>) -> Self {
+        Self {
+            socket,
+            room: false,
+        }
     }
 }
 

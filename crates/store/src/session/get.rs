@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::Rows;
 use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
+use layercake_protocol::range::ByteRange;
 
 use super::lease::Lease;
 use crate::client::{Core, Places};
@@ -30,9 +32,40 @@ pub(crate) struct GetShared {
     pub(crate) places: Places,
     /// What was written, from the header.
     pub(crate) rows: Rows,
+    /// All of its bytes, if they came along with the header.
+    pub(crate) payload: Option<Payload>,
     /// The replica that served last.
     pub(crate) preferred: AtomicUsize,
     pub(crate) lease: LeaseHold,
+}
+
+/// The bytes of an object, checked against its header.
+#[derive(Clone, Debug)]
+pub(crate) struct Payload {
+    pub(crate) bytes: Bytes,
+    /// How many of them have a checksum, which fits.
+    pub(crate) verified: u64,
+}
+
+impl Payload {
+    /// Bytes that must lie inside the object.
+    pub(crate) fn part(&self, range: ByteRange) -> Option<&[u8]> {
+        let start = usize::try_from(range.start()).ok()?;
+        let end = usize::try_from(range.end()).ok()?;
+        self.bytes.get(start..end)
+    }
+
+    /// How many bytes of a range have a checksum.
+    pub(crate) fn verified_in(&self, rows: &Rows, range: ByteRange) -> u64 {
+        if self.verified == self.bytes.len() as u64 {
+            return range.len();
+        }
+        let checked = rows.iter().filter(|row| row.crc32c.is_some());
+        let within = checked.filter_map(|row| row.range.intersection(range));
+        let within = within.map(ByteRange::len).sum();
+        // Of none at all if nothing was compared.
+        self.verified.min(within)
+    }
 }
 
 /// One session's share in a lease. Dropping it gives it up, and gives the lease back if it was the last.

@@ -19,6 +19,6 @@ mod get;
 mod put;
 
 pub use get::GetSession;
-pub(crate) use get::{GetShared, LeaseHold};
+pub(crate) use get::{GetShared, LeaseHold, Payload};
 pub use put::PutSession;
 pub(crate) use put::{Intent, PutHeader, PutShared};

@@ -38,7 +38,7 @@ async fn helper_that_lends_memory() {
 }
 
 /// A node in a process of its own.
-async fn node_process(cluster: &Cluster, name: &str, bytes: u64) -> Helper {
+pub(crate) async fn node_process(cluster: &Cluster, name: &str, bytes: u64) -> Helper {
     let (master, via) = (cluster.master.address, cluster.spec.via.kind());
     Helper::start(NODE, &format!("{master} {via} {name} {bytes}"))
         .await

@@ -86,6 +86,17 @@ impl LocalSlice {
         Some(racy::copy_crc(target.target(), self.source(), 0))
     }
 
+    /// Copies bytes in that are as many. `false`, and nothing is copied: they are not, or the memory was
+    /// unregistered.
+    pub fn fill(&self, bytes: &[u8]) -> bool {
+        let mut pins = Vec::new();
+        let usable = self.len == bytes.len() as u64 && self.pin_into(&mut pins);
+        if usable {
+            racy::copy(self.target(), Source::from_slice(bytes));
+        }
+        usable
+    }
+
     /// The region it lies in, if registered.
     pub fn region(&self) -> Option<RegionId> {
         match &self.place {

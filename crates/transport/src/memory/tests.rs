@@ -205,6 +205,20 @@ fn allocated_memory_is_sealed_shared_and_zero() {
     }
 }
 
+#[test]
+fn a_slice_is_filled_by_as_many_bytes_and_not_after_its_memory_was_withdrawn() {
+    let registry = registry();
+    let memory = allocate(&registry, 100, Access::LocalOnly);
+    let slice = memory.slice(10, 4).expect("inside");
+    assert!(slice.fill(&[1, 2, 3, 4]));
+    assert!(!slice.fill(&[9; 3]) && !slice.fill(&[9; 5]));
+    let mut bytes = [0; 6];
+    memory.copy_out(9, &mut bytes).expect("inside");
+    assert_eq!(bytes, [0, 1, 2, 3, 4, 0]);
+    memory.unregister(SOON).expect("nothing is under way");
+    assert!(!slice.fill(&[9; 4]));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

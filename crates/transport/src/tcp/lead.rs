@@ -78,6 +78,16 @@ impl LaneLead {
         self.stream.as_fd()
     }
 
+    /// Whether it is this job that is waited for.
+    pub(crate) fn is_for(&self, job: &Arc<Job>) -> bool {
+        Arc::ptr_eq(&self.job, job)
+    }
+
+    /// Whether the job is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.job.is_done()
+    }
+
     /// Whether there is more to do at once.
     pub(crate) fn has_more(&self) -> bool {
         self.more
@@ -85,7 +95,7 @@ impl LaneLead {
 
     /// Whether to wait for room in the socket too; `None`: there is nothing to wait for.
     pub(crate) fn interest(&self) -> Option<bool> {
-        if self.job.is_done() {
+        if self.is_over() {
             return None;
         }
         self.lane.state.lock().is_led(&self.stream)

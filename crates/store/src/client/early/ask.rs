@@ -85,9 +85,9 @@ impl StoreClient {
         keys: &[ObjectKey],
         options: GetOptions,
     ) -> Vec<Result<EarlySession, StoreError>> {
-        let opened = self.open(keys, options, 0).await.into_iter();
+        let opened = self.start_gets(keys, options).await.into_iter();
         opened
-            .map(|opened| Ok(EarlySession::complete(opened?.session, options)))
+            .map(|opened| Ok(EarlySession::complete(opened?, options)))
             .collect()
     }
 
@@ -151,8 +151,8 @@ impl StoreClient {
     /// Goes on with a session whose object is complete.
     async fn take_up(&self, session: &EarlySession) {
         let keys = std::slice::from_ref(session.key());
-        let opened = self.open(keys, session.shared.options, 0).await.pop();
-        match opened.map(|opened| opened.map(|opened| opened.session)) {
+        let opened = self.start_gets(keys, session.shared.options).await;
+        match opened.into_iter().next() {
             Some(Ok(opened)) if opened.generation() == session.generation() => {
                 session.advance(Stage::Complete(opened));
             }

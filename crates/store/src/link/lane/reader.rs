@@ -5,7 +5,7 @@
 //! one that waits so, if there is any. The link's task reads when nobody leads, for callers that do not
 //! block and for commands; it would be woken in vain by every answer that a leader takes, so it stands
 //! aside while there are leaders, and looks again every [`LOOK_AGAIN`]. It is called back when a call is
-//! left that nobody leads for.
+//! left that nobody leads for. One who also looks after the connection of a transfer waits for both sockets at once.
 //!
 //! Order: `inbox` before any lock of a connection; `following` alone.
 
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use layercake_protocol::lane::{Frame, Inbox, MAX_GREETING_BYTES, SAY_SOMETHING_WITHIN};
 use layercake_protocol::wire::MasterFrame;
+use layercake_transport::Lead;
 use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use tokio::sync::Notify;
@@ -26,7 +27,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
 use super::line::Line;
 use super::writer::{Offer, Writer};
 use crate::link::config::Timeouts;
-use crate::link::parker::Parker;
+use crate::link::parker::{Awaited, Parker};
 
 /// How long the link's task stands aside at a time.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -131,20 +132,29 @@ impl Reader {
     }
 
     /// Waits on this thread until `parker` is woken, or something else happens that is worth another look:
-    /// as the leader, or while another one leads. `false`: that is not possible on this lane.
-    pub(in crate::link) fn wait(&self, parker: &Arc<Parker>, takes: &impl Takes) -> bool {
+    /// as the leader, who looks after what `other` leads as well, or while another one leads. `false`: that is not
+    /// possible on this lane, or there is another leader and something else to look after.
+    pub(in crate::link) fn wait(
+        &self,
+        parker: &Arc<Parker>,
+        takes: &impl Takes,
+        other: &mut Option<Lead>,
+    ) -> bool {
         if self.line.as_socket().is_none() || self.over.lock().is_some() {
             return false;
         }
         if let Some(inbox) = self.inbox.try_lock() {
-            self.lead(inbox, parker, takes);
+            self.lead(inbox, parker, takes, other);
             return true;
+        }
+        if other.is_some() {
+            return false;
         }
         self.following.lock().push_back(Arc::clone(parker));
         // The leader may have left just before.
         if let Some(inbox) = self.inbox.try_lock() {
             self.stop_following(parker);
-            self.lead(inbox, parker, takes);
+            self.lead(inbox, parker, takes, other);
             return true;
         }
         parker.park();
@@ -155,7 +165,7 @@ impl Reader {
         if parker.is_woken() {
             self.pass_on(takes);
         } else if let Some(inbox) = self.inbox.try_lock() {
-            self.lead(inbox, parker, takes);
+            self.lead(inbox, parker, takes, other);
         }
         true
     }
@@ -169,9 +179,15 @@ impl Reader {
         found.and_then(|found| following.remove(found)).is_some()
     }
 
-    fn lead(&self, mut inbox: MutexGuard<'_, Inbox>, parker: &Parker, takes: &impl Takes) {
+    fn lead(
+        &self,
+        mut inbox: MutexGuard<'_, Inbox>,
+        parker: &Parker,
+        takes: &impl Takes,
+        other: &mut Option<Lead>,
+    ) {
         self.led.fetch_add(1, Ordering::Relaxed);
-        let done = self.lead_until_woken(&mut inbox, parker, takes);
+        let done = self.lead_until_woken(&mut inbox, parker, takes, other);
         drop(inbox);
         if let Err(reason) = done {
             *self.over.lock() = Some(reason);
@@ -185,6 +201,7 @@ impl Reader {
         inbox: &mut Inbox,
         parker: &Parker,
         takes: &impl Takes,
+        other: &mut Option<Lead>,
     ) -> Result<(), String> {
         // What the link's task read and did not take, for want of its turn.
         Self::take_all(inbox, takes)?;
@@ -192,10 +209,8 @@ impl Reader {
             let Some(socket) = self.line.as_socket() else {
                 return Ok(());
             };
-            if !parker
-                .poll(socket, false)
-                .map_err(|error| error.to_string())?
-            {
+            let ready = wait_for(parker, Awaited::to_read(socket), other);
+            if !ready.map_err(|error| error.to_string())? {
                 continue;
             }
             match self.line.try_read(inbox.room()) {
@@ -311,6 +326,30 @@ impl Reader {
             }
         }
     }
+}
+
+/// Waits until there may be something to read on the lane (`true`), or the parker is woken, or for no reason. What can be
+/// moved on the other connection meanwhile is moved.
+fn wait_for(parker: &Parker, lane: Awaited<'_>, other: &mut Option<Lead>) -> io::Result<bool> {
+    let Some(lead) = other else {
+        return parker.poll(lane);
+    };
+    // If it does not come to sleep, there may be.
+    let mut slept = Ok(true);
+    let goes_on = lead.turn(|socket, room| {
+        let polled = parker.poll_all([lane, Awaited { socket, room }]);
+        let (ready, other) = match polled {
+            Ok([ready, other]) => (Ok(ready), other),
+            // What the system can't tell, a look at the socket does.
+            Err(error) => (Err(error), true),
+        };
+        slept = ready;
+        other
+    });
+    if !goes_on {
+        *other = None;
+    }
+    slept
 }
 
 fn invalid(error: layercake_protocol::lane::LaneError) -> io::Error {

@@ -109,7 +109,7 @@ impl Scene {
         let mut awaited = Awaited::default();
         let polled = awaited.poll(|| poll_once(transfer));
         assert_eq!(polled, Poll::Pending, "nothing was answered");
-        let mut lead = awaited.lead().expect("it is under way");
+        let mut lead = awaited.lead(None).expect("it is under way");
         self.puppet.answers();
         follow(&mut lead);
         assert!(transfer.is_done());
@@ -160,12 +160,12 @@ fn who_leads_takes_what_comes_in_for_others_too() {
     let mut first = scene.ask();
     let mut awaited = Awaited::default();
     assert_eq!(awaited.poll(|| poll_once(&mut first)), Poll::Pending);
-    let mut lead = awaited.lead().expect("it is under way");
+    let mut lead = awaited.lead(None).expect("it is under way");
     assert!(!scene.is_aside());
     let mut others = [scene.ask(), scene.ask()];
     for other in &mut others {
         assert_eq!(awaited.poll(|| poll_once(other)), Poll::Pending);
-        assert!(awaited.lead().is_none(), "one leads already");
+        assert!(awaited.lead(None).is_none(), "one leads already");
     }
     scene.puppet.answers();
     follow(&mut lead);
@@ -176,6 +176,38 @@ fn who_leads_takes_what_comes_in_for_others_too() {
         scene.puppet.answers();
         assert!(other.wait().is_ok());
     }
+    scene.end();
+}
+
+/// Who is woken for another reason goes on with the connection, if it still waits for the transfer.
+#[test]
+fn a_lead_is_kept_from_one_poll_to_the_next_as_long_as_its_transfer_is_waited_for() {
+    let scene = aside();
+    let mut transfer = scene.ask();
+    let mut awaited = Awaited::default();
+    assert_eq!(awaited.poll(|| poll_once(&mut transfer)), Poll::Pending);
+    let mut lead = awaited.lead(None);
+    for _ in 0..3 {
+        assert!(lead.as_ref().is_some_and(|lead| !lead.is_over()));
+        assert_eq!(awaited.poll(|| poll_once(&mut transfer)), Poll::Pending);
+        // It is the same one: there can't be two, and the event loop was not asked.
+        lead = awaited.lead(lead);
+        assert!(!scene.is_aside(), "it is led");
+    }
+    let mut lead = lead.expect("it is under way");
+    scene.puppet.answers();
+    follow(&mut lead);
+    assert!(lead.is_over() && transfer.is_done());
+    // Over, or not asked for any more: it is let go.
+    assert!(awaited.lead(Some(lead)).is_none());
+    assert!(scene.is_aside());
+    let mut transfer = scene.ask();
+    assert_eq!(awaited.poll(|| poll_once(&mut transfer)), Poll::Pending);
+    let lead = awaited.lead(None);
+    awaited.poll(|| ());
+    assert!(awaited.lead(lead).is_none());
+    scene.puppet.answers();
+    assert!(eventually(LIMIT, || transfer.is_done()));
     scene.end();
 }
 
@@ -281,7 +313,7 @@ fn wait_by(way: u64, transfer: &Transfer) {
             let mut awaited = Awaited::default();
             let mut transfer = transfer.clone();
             while awaited.poll(|| poll_once(&mut transfer)).is_pending() {
-                if let Some(mut lead) = awaited.lead() {
+                if let Some(mut lead) = awaited.lead(None) {
                     // The event loop may bring it to its end, and would have to wake this thread then.
                     let slice = Duration::from_millis(1);
                     while lead.turn(|socket, _| is_readable(socket, slice)) {}
