@@ -9,7 +9,7 @@
 //! | [`contract`] | types and traits between engine and connector |
 //! | [`options`], [`checks`] | settings and start-up checks, refused by name |
 //! | [`request`], [`lookup`], [`scheduler`] | the scheduler side |
-//! | [`tracker`], [`convergence`], [`window`], [`prefetch`], [`batcher`], [`fanout`] | the worker's decisions |
+//! | [`plan`], [`tracker`], [`convergence`], [`window`], [`prefetch`], [`batcher`], [`fanout`] | the worker's decisions |
 //! | [`worker`] | the worker side |
 //! | [`keys`], [`stats`] | names of objects; counters and reasons |
 #![forbid(unsafe_code)]
@@ -24,6 +24,7 @@ pub mod fanout;
 pub mod keys;
 pub mod lookup;
 pub mod options;
+pub mod plan;
 pub mod prefetch;
 pub mod request;
 pub mod scheduler;

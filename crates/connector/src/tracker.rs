@@ -1,10 +1,10 @@
 //! Who owns which session (W3). Pure; the worker asks it before it acts, and tells it what came of it.
 //!
-//! It keeps three relations. *Puts*: objects that are being saved, each by one owner, from the moment
+//! It keeps two relations. *Puts*: objects that are being saved, each by one owner, from the moment
 //! they are wanted until they are settled; other requests with the same block follow. *Committed*: what
 //! of a request is known to be stored, by index in its table, so that a later chunk can load it again
-//! into the blocks the request has *then*. *Gets*: open reads and their owners; a read ends when its
-//! last owner lets go.
+//! into the blocks the request has *then*. Reads have no owners here: within a step they are shared by row
+//! ([`plan`](crate::plan)), and none outlives its step.
 //!
 //! A put is cancelled when its owner loses its blocks or computed from void ones. Cancelling is a mark:
 //! whoever holds the session sees it at the next step (`may_write`, `may_commit`), revokes, and
@@ -53,7 +53,6 @@ pub struct Tracker<K> {
     unsettled: HashMap<RequestId, usize>,
     /// Under which a request's objects are reserved; kept as long as it is known or has unsettled puts.
     epochs: HashMap<RequestId, Epoch>,
-    gets: HashMap<K, BTreeSet<RequestId>>,
     /// The results of all ranks are known for every step up to this one.
     confirmed: u64,
 }
@@ -67,7 +66,6 @@ struct Request<K> {
     void: bool,
     table: Vec<BlockId>,
     committed: BTreeMap<u32, K>,
-    gets: BTreeSet<K>,
 }
 
 #[derive(Debug)]
@@ -94,7 +92,6 @@ impl<K> Default for Tracker<K> {
             puts: HashMap::new(),
             unsettled: HashMap::new(),
             epochs: HashMap::new(),
-            gets: HashMap::new(),
             confirmed: 0,
         }
     }
@@ -108,7 +105,6 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             Some(known) if known > attempt => return Begun::Stale,
             Some(known) if known < attempt => {
                 self.cancel(request);
-                self.release_gets(request);
                 Begun::StartsOver
             }
             _ => Begun::Continues,
@@ -122,7 +118,6 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
                 void: false,
                 table: Vec::new(),
                 committed: BTreeMap::new(),
-                gets: BTreeSet::new(),
             });
         if entry.attempt != attempt {
             entry.attempt = attempt;
@@ -181,43 +176,6 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     /// does not keep blocks.
     pub fn committed(&self, request: &RequestId, index: u32) -> Option<&K> {
         self.requests.get(request)?.committed.get(&index)
-    }
-
-    /// A request reads an object. `true`: it is the first, a session is to be opened.
-    pub fn want_get(&mut self, request: &RequestId, key: &K) -> bool {
-        let Some(entry) = self.requests.get_mut(request) else {
-            return false;
-        };
-        entry.gets.insert(key.clone());
-        let owners = self.gets.entry(key.clone()).or_default();
-        owners.insert(request.clone());
-        owners.len() == 1
-    }
-
-    /// A request has read an object, or failed to, or will not any more. `true`: it was the last.
-    pub fn release_get(&mut self, request: &RequestId, key: &K) -> bool {
-        if let Some(entry) = self.requests.get_mut(request) {
-            entry.gets.remove(key);
-        }
-        let Some(owners) = self.gets.get_mut(key) else {
-            return false;
-        };
-        if !owners.remove(request) || !owners.is_empty() {
-            return false;
-        }
-        self.gets.remove(key);
-        true
-    }
-
-    /// A request lets go of all it reads. The objects that nobody reads any more.
-    pub fn release_gets(&mut self, request: &RequestId) -> Vec<K> {
-        let entry = self.requests.get_mut(request);
-        let keys = entry
-            .map(|entry| std::mem::take(&mut entry.gets))
-            .unwrap_or_default();
-        keys.into_iter()
-            .filter(|key| self.release_get(request, key))
-            .collect()
     }
 
     /// A request has an object to save from the block at this index. The block, if a put is to be opened: not
@@ -345,21 +303,18 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         }
     }
 
-    /// A request lost its blocks: its puts are cancelled, and all else about it is forgotten. The objects
-    /// that nobody reads any more.
-    pub fn preempt(&mut self, request: &RequestId) -> Vec<K> {
+    /// A request lost its blocks: its puts are cancelled, and all else about it is forgotten.
+    pub fn preempt(&mut self, request: &RequestId) {
         self.cancel(request);
-        self.finish(request)
+        self.finish(request);
     }
 
-    /// A request has ended: its puts go on. The objects that nobody reads any more.
-    pub fn finish(&mut self, request: &RequestId) -> Vec<K> {
-        let ended = self.release_gets(request);
+    /// A request has ended: its puts go on.
+    pub fn finish(&mut self, request: &RequestId) {
         self.requests.remove(request);
         if !self.is_known(request) {
             self.epochs.remove(request);
         }
-        ended
     }
 
     /// Puts of a request that are not settled: as long as there is one, its blocks may be read.
@@ -369,15 +324,12 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
 
     /// Whether nothing is open and nobody is known.
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty()
-            && self.puts.is_empty()
-            && self.gets.is_empty()
-            && self.epochs.is_empty()
+        self.requests.is_empty() && self.puts.is_empty() && self.epochs.is_empty()
     }
 
-    /// Open puts and gets.
-    pub fn open_sessions(&self) -> (usize, usize) {
-        (self.puts.len(), self.gets.len())
+    /// Puts that are not settled.
+    pub fn open_puts(&self) -> usize {
+        self.puts.len()
     }
 }
 

@@ -19,27 +19,6 @@ fn tracker(requests: &[(&RequestId, &[BlockId])]) -> Tracker<u8> {
     tracker
 }
 
-// DEV-05: the first to finish does not close the session for everyone.
-// contract: connector-14
-#[test]
-fn dev_05_a_read_ends_with_its_last_owner_and_once() {
-    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
-    let mut tracker = tracker(&[(&r1, &[0, 1]), (&r2, &[2, 3])]);
-    let (a, b, c) = (b'a', b'b', b'c');
-    assert!(tracker.want_get(&r1, &a) && tracker.want_get(&r1, &b));
-    assert!(!tracker.want_get(&r2, &b), "b is open");
-    assert!(tracker.want_get(&r2, &c));
-    assert_eq!(tracker.release_gets(&r1), [a]);
-    let again = tracker.release_gets(&r1);
-    assert!(again.is_empty(), "letting go twice is harmless");
-    assert_eq!(tracker.open_sessions(), (0, 2));
-    assert!(tracker.release_get(&r2, &b));
-    assert!(!tracker.release_get(&r2, &b));
-    assert_eq!(tracker.preempt(&r2), [c]);
-    tracker.finish(&r1);
-    assert!(tracker.is_empty());
-}
-
 #[test]
 fn committed_blocks_come_back_into_the_blocks_a_request_has_now() {
     let r = RequestId::from("r");
@@ -178,9 +157,6 @@ fn void_blocks_stop_the_saves_of_all_who_use_them_until_they_start_over() {
 #[derive(Clone, Debug)]
 enum Step {
     Begin(u8, u32, Vec<BlockId>),
-    WantGet(u8, u8),
-    ReleaseGet(u8, u8),
-    Retry(u8),
     WantPut(u8, u32, u8),
     MayCommit(u8),
     Settle(u8, PutOutcome),
@@ -195,9 +171,6 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (request(), 0_u32..3, proptest::collection::vec(0_u64..9, 0..4))
             .prop_map(|(r, a, t)| Step::Begin(r, a, t)),
-        4 => (request(), key()).prop_map(|(r, k)| Step::WantGet(r, k)),
-        2 => (request(), key()).prop_map(|(r, k)| Step::ReleaseGet(r, k)),
-        1 => request().prop_map(Step::Retry),
         6 => (request(), 0_u32..4, key()).prop_map(|(r, i, k)| Step::WantPut(r, i, k)),
         3 => key().prop_map(Step::MayCommit),
         3 => (key(), prop_oneof![
@@ -214,30 +187,12 @@ fn step() -> impl Strategy<Value = Step> {
 /// The plainest description: lists that are searched.
 #[derive(Default)]
 struct Model {
-    reads: HashSet<(u8, u8)>,
     /// Key, owner, whether it was cancelled before its commit began.
     puts: Vec<(u8, u8, bool, bool)>,
     known: HashSet<u8>,
 }
 
 impl Model {
-    fn readers(&self, key: u8) -> usize {
-        self.reads.iter().filter(|(_, k)| *k == key).count()
-    }
-
-    fn let_go(&mut self, request: u8) -> Vec<u8> {
-        let mut mine: Vec<u8> = self
-            .reads
-            .iter()
-            .filter(|(r, _)| *r == request)
-            .map(|(_, k)| *k)
-            .collect();
-        self.reads.retain(|(r, _)| *r != request);
-        mine.retain(|key| self.readers(*key) == 0);
-        mine.sort_unstable();
-        mine
-    }
-
     fn cancel(&mut self, request: u8) {
         for (_, owner, cancelled, committing) in &mut self.puts {
             *cancelled |= *owner == request && !*committing;
@@ -266,33 +221,11 @@ proptest! {
                     prop_assert_eq!(begun == Begun::Stale, stale);
                     if begun == Begun::StartsOver {
                         model.cancel(r);
-                        model.let_go(r);
                     }
                     if !stale {
                         attempts.insert(r, attempt);
                         model.known.insert(r);
                     }
-                }
-                Step::WantGet(r, key) => {
-                    let first = model.readers(key) == 0;
-                    let known = model.known.contains(&r);
-                    if known {
-                        model.reads.insert((r, key));
-                    }
-                    let mine_only = model.readers(key) == 1 && model.reads.contains(&(r, key));
-                    let open = tracker.want_get(id(r), &key);
-                    prop_assert!(!open || mine_only);
-                    prop_assert!(!(known && first) || open);
-                }
-                Step::ReleaseGet(r, key) => {
-                    let had = model.reads.remove(&(r, key));
-                    let last = had && model.readers(key) == 0;
-                    prop_assert_eq!(tracker.release_get(id(r), &key), last);
-                }
-                Step::Retry(r) => {
-                    let mut ended = tracker.release_gets(id(r));
-                    ended.sort_unstable();
-                    prop_assert_eq!(ended, model.let_go(r));
                 }
                 Step::WantPut(r, index, key) => {
                     if tracker.want_put(id(r), index, &key).is_some() {
@@ -319,12 +252,12 @@ proptest! {
                 }
                 Step::Preempt(r) => {
                     model.cancel(r);
-                    prop_assert_eq!(tracker.preempt(id(r)), model.let_go(r));
+                    tracker.preempt(id(r));
                     attempts.remove(&r);
                     model.known.remove(&r);
                 }
                 Step::Finish(r) => {
-                    prop_assert_eq!(tracker.finish(id(r)), model.let_go(r));
+                    tracker.finish(id(r));
                     attempts.remove(&r);
                     model.known.remove(&r);
                 }
@@ -336,8 +269,7 @@ proptest! {
                 let mine = model.puts.iter().filter(|put| put.1 == r).count();
                 prop_assert_eq!(tracker.unsettled(id(r)), mine);
             }
-            let reads: HashSet<u8> = model.reads.iter().map(|(_, key)| *key).collect();
-            prop_assert_eq!(tracker.open_sessions(), (model.puts.len(), reads.len()));
+            prop_assert_eq!(tracker.open_puts(), model.puts.len());
         }
         for request in &ids {
             tracker.finish(request);

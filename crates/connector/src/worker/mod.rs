@@ -17,7 +17,6 @@ mod busy;
 mod caches;
 mod commit;
 mod observer;
-mod plan;
 mod queue;
 mod reads;
 mod receiver;
@@ -44,7 +43,6 @@ use tokio::task::JoinHandle;
 
 use self::board::{Board, Receiving};
 use self::caches::Caches;
-use self::plan::StepLoads;
 use self::queue::Queue;
 use self::receiver::LoadJob;
 use self::remover::Damaged;
@@ -55,11 +53,13 @@ use self::step::Step;
 use crate::audit::Audit;
 use crate::checks::{Deployment, Identity};
 use crate::contract::{
-    CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults, WorkerSide,
+    BlockHash, CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults,
+    WorkerSide,
 };
 use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
+use crate::plan::{self, Loads};
 use crate::stats::{ConnectorStats, MissReason};
 use crate::tracker::Tracker;
 
@@ -163,9 +163,10 @@ impl StoreWorker {
         self.shared.counters.snapshot()
     }
 
-    /// Objects that are being saved, and those that are being read.
+    /// Objects that are being saved, and sessions that are open on objects to load.
     pub fn open_sessions(&self) -> (usize, usize) {
-        self.shared.tracker(|tracker| tracker.open_sessions())
+        let saving = self.shared.tracker(|tracker| tracker.open_puts());
+        (saving, self.shared.open_gets.load(Ordering::Relaxed))
     }
 
     /// Tells `observer` about every transfer of a layer from here on. The first one stays.
@@ -229,7 +230,7 @@ impl StoreWorker {
         })
     }
 
-    fn key(&self, hash: &crate::contract::BlockHash) -> Result<ObjectKey, ConnectorError> {
+    fn key(&self, hash: &BlockHash) -> Result<ObjectKey, ConnectorError> {
         self.keys.key(self.storing_rank, hash)
     }
 
@@ -254,7 +255,8 @@ impl StoreWorker {
             }
             self.stuck = None;
         }
-        let over = self.shared.tracker(|tracker| plan::begin(tracker, step))?;
+        let plan::Fence { over, restored } =
+            self.shared.tracker(|tracker| plan::begin(tracker, step))?;
         if self.doubtful.is_some() || !(over.is_empty() && step.void.is_empty()) {
             self.doubtful
                 .take_if(|doubtful| *doubtful <= step.confirmed);
@@ -263,9 +265,6 @@ impl StoreWorker {
         self.ending.extend(step.finished.iter().cloned());
         let patience = self.patience();
         // What is not committed by then is lost.
-        let parts = step.requests.iter();
-        let restored = parts.filter(|part| part.restore > 0);
-        let restored: Vec<RequestId> = restored.map(|part| part.request.clone()).collect();
         self.shared.wait_settled(&restored, patience);
         if self.shared.wait_settled(&over, patience) {
             return Ok(());
@@ -276,19 +275,12 @@ impl StoreWorker {
         })
     }
 
-    fn begin_loads(
-        &self,
-        caches: &Arc<Caches>,
-        loads: StepLoads,
-        ready: Event,
-    ) -> Option<Arc<Board>> {
-        if loads.rows.is_empty() && loads.lost.is_empty() {
+    fn begin_loads(&self, caches: &Arc<Caches>, loads: Loads, ready: Event) -> Option<Arc<Board>> {
+        let (rows, lost) = (loads.rows.len(), loads.lost() as u64);
+        if rows == 0 && lost == 0 {
             return None;
         }
-        let (rows, lost) = (loads.rows.len(), loads.lost.len() as u64);
-        let mut blocks = loads.blocks;
-        blocks.push(loads.lost);
-        let board = Arc::new(Board::new(blocks, caches.layers()));
+        let board = Arc::new(Board::new(loads.blocks, caches.layers()));
         // The last row is not loaded.
         board.update(|state| state.fail(rows));
         self.shared.counters.failed_loads.add(lost);
@@ -301,7 +293,6 @@ impl StoreWorker {
             staging: self.staging.clone(),
             receiving: Receiving(Arc::clone(&board)),
             rows: loads.rows,
-            requests: loads.requests,
             ready,
             loading: self.shared.begin_loading(),
         };
@@ -348,12 +339,23 @@ impl WorkerSide for StoreWorker {
             detail: "register_caches comes first",
         })?;
         self.fence(step)?;
-        let loads = plan::loads(self, step)?;
-        let doubt = |tracker: &mut Tracker<ObjectKey>| plan::doubt(tracker, step);
-        if self.shares && self.saves && self.shared.tracker(doubt) {
-            self.doubtful = Some(step.step);
-        }
-        let saves = plan::saves(self, step)?;
+        let key = |hash: &BlockHash| self.key(hash);
+        let loads = self
+            .shared
+            .tracker(|tracker| plan::loads(tracker, step, key))?;
+        let saves = if self.saves {
+            let plan = |tracker: &mut Tracker<ObjectKey>| {
+                let doubtful = self.shares && plan::doubt(tracker, step);
+                Ok::<_, ConnectorError>((doubtful, plan::saves(tracker, step, key)?))
+            };
+            let (doubtful, saves) = self.shared.tracker(plan)?;
+            if doubtful {
+                self.doubtful = Some(step.step);
+            }
+            saves
+        } else {
+            Vec::new()
+        };
         let board = self.begin_loads(&caches, loads, ready);
         let save = self.begin_saves(&caches, saves, board.is_some());
         self.step = Some(Step {
@@ -425,14 +427,11 @@ impl WorkerSide for StoreWorker {
     }
 
     fn take_results(&mut self) -> WorkerResults {
-        let shared = &self.shared;
-        let (over, ending) = std::mem::take(&mut self.ending)
-            .into_iter()
-            .partition(|request| shared.tracker(|tracker| tracker.unsettled(request) == 0));
-        self.ending = ending;
+        let ending = &mut self.ending;
+        let finished = self.shared.tracker(|tracker| plan::ended(tracker, ending));
         let mut results = WorkerResults {
             rank: self.rank,
-            finished: BTreeSet::into_iter(over).collect(),
+            finished,
             ..WorkerResults::default()
         };
         let Some(step) = self.step.as_mut() else {

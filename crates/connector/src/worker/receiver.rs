@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::{Epoch, Generation};
+use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::{ObjectRef, Recency};
@@ -31,7 +31,8 @@ use super::shared::{Loading, Shared, reached};
 use super::staging::Staging;
 use crate::audit::Operation;
 use crate::batcher::CallReport;
-use crate::contract::{Event, RequestId};
+use crate::contract::Event;
+use crate::plan::LoadRow;
 use crate::stats::MissReason;
 use crate::window::{Tile, Tiles};
 
@@ -44,20 +45,10 @@ pub(crate) struct LoadJob {
     pub(crate) staging: Option<Arc<Staging>>,
     pub(crate) receiving: Receiving,
     pub(crate) rows: Vec<LoadRow>,
-    /// Who reads; they let go at the end.
-    pub(crate) requests: Vec<RequestId>,
     /// Earlier computation no longer uses the blocks.
     pub(crate) ready: Event,
     /// Goes last, when nothing is read any more.
     pub(crate) loading: Loading,
-}
-
-/// One object of it. Its blocks are on the board, under the same index.
-#[derive(Clone, Debug)]
-pub(crate) struct LoadRow {
-    pub(crate) key: ObjectKey,
-    pub(crate) epoch: Epoch,
-    pub(crate) index: u32,
 }
 
 /// Calls of a tile. Whatever becomes of who waits for them, they are seen through.
@@ -87,11 +78,8 @@ pub(super) async fn run(
             scratch: AppliedRanges::default(),
         };
         load.run().await;
-        shared.tracker(|tracker| {
-            for request in &job.requests {
-                tracker.release_gets(request);
-            }
-        });
+        // None outlives the job, also where it was left.
+        shared.open_gets.store(0, Ordering::Relaxed);
         let loaded = job
             .receiving
             .0
@@ -183,6 +171,8 @@ impl Load<'_> {
         for (row, _) in &sessions {
             self.note(Operation::GetEnd, *row, None, None);
         }
+        let open = &self.shared.open_gets;
+        open.fetch_sub(sessions.len(), Ordering::Relaxed);
         let sessions = sessions.into_iter();
         let sessions = sessions
             .filter_map(|(_, session)| session.into_complete())
@@ -259,6 +249,7 @@ impl Load<'_> {
                     match started {
                         Some(Ok(session)) if self.fits(&session) => {
                             self.generations[row] = session.generation();
+                            self.shared.open_gets.fetch_add(1, Ordering::Relaxed);
                             sessions.push((row, session));
                         }
                         Some(Ok(_)) => self.failed(row, MissReason::OtherFingerprint),

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use super::StoreWorker;
 use super::caches::Caches;
-use super::sender::{SaveJob, SaveRow, SaveStep};
+use super::sender::{SaveJob, SaveStep};
 use super::step::Save;
 use crate::contract::Event;
+use crate::plan::SaveRow;
 
 /// The least part of the option that a slow store is given.
 const LEAST: u32 = 64;

@@ -13,7 +13,6 @@ use std::time::Instant;
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Epoch;
-use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::{PutStart, Recency};
 use layercake_store::{PutSession, RangeWrite, StoreError};
@@ -23,7 +22,8 @@ use super::queue::Queue;
 use super::shared::{Shared, reached};
 use crate::audit::Operation;
 use crate::batcher::CallReport;
-use crate::contract::{BlockId, Event, RequestId};
+use crate::contract::{BlockId, Event};
+use crate::plan::SaveRow;
 use crate::tracker::PutOutcome;
 
 /// Calls of a step that are under way at a time.
@@ -50,18 +50,6 @@ impl SaveStep {
             shared.settle(&row.key, PutOutcome::Lost);
         }
     }
-}
-
-/// One object of it.
-#[derive(Clone, Debug)]
-pub(crate) struct SaveRow {
-    pub(crate) request: RequestId,
-    pub(crate) key: ObjectKey,
-    pub(crate) block: BlockId,
-    /// Of the request's look-up; unset if there was none.
-    pub(crate) epoch: Epoch,
-    /// The block's index in its request.
-    pub(crate) index: u32,
 }
 
 pub(crate) enum SaveJob {

@@ -3,7 +3,7 @@
 //! Each lock is held for a few instructions, never across an await and never while another is taken.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     /// Something was cancelled or confirmed that the task that saves may wait for.
     pub(crate) saves_told: Notify,
     pub(crate) traffic: Arc<Traffic>,
+    /// Sessions that are open on objects to load.
+    pub(crate) open_gets: AtomicUsize,
     tracker: Mutex<Tracker<ObjectKey>>,
     settled: Condvar,
     /// Jobs whose reads may be under way.
@@ -86,6 +88,7 @@ impl Shared {
             observer: OnceLock::new(),
             saves_told: Notify::new(),
             traffic: Arc::default(),
+            open_gets: AtomicUsize::new(0),
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
             loading: Mutex::new(0),

@@ -1,13 +1,11 @@
-//! One rank's worker: the tracker and the convergence as the worker uses them, with chance in the place
-//! of the network.
+//! One rank's worker: its plan, tracker and convergence, which are the worker's own, with chance in the place of the network.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use layercake_connector::contract::{
-    BlockHash, BlockId, RequestId, Span, StepMetadata, WorkerResults,
-};
+use layercake_connector::contract::{BlockHash, BlockId, RequestId, StepMetadata, WorkerResults};
 use layercake_connector::convergence::Convergence;
-use layercake_connector::tracker::{Begun, PutOutcome, Tracker};
+use layercake_connector::plan::{self, Fence, Loads};
+use layercake_connector::tracker::{PutOutcome, Tracker};
 
 use crate::world::{Content, Draw, Key, Object, World};
 
@@ -57,7 +55,7 @@ impl Rank {
             self.blocks.insert(*block, None);
         }
         let void = self.load(step, world, draw);
-        self.doubt(step);
+        plan::doubt(&mut self.tracker, step);
         self.open_puts(step, world, draw);
         void
     }
@@ -77,50 +75,20 @@ impl Rank {
         for put in &mut self.puts {
             put.step_over = true;
         }
-        for request in &requests {
-            self.tracker.release_gets(request);
-        }
         self.progress(world, draw);
         self.results(step.step, void.into_iter().collect())
     }
 
     fn begin(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
-        let mut over: BTreeSet<RequestId> = step.preempted.iter().cloned().collect();
-        for request in &step.preempted {
-            self.tracker.preempt(request);
-        }
-        for request in &step.void {
-            self.tracker.cancel(request);
-        }
-        self.tracker.confirm(step.confirmed);
-        for request in &step.finished {
-            self.tracker.finish(request);
-            self.ending.insert(request.clone());
-        }
-        for request in &step.requests {
-            match self
-                .tracker
-                .begin(&request.request, request.attempt, &request.table)
-            {
-                Begun::Continues => {}
-                Begun::StartsOver => {
-                    over.insert(request.request.clone());
-                }
-                Begun::Stale => panic!("steps come in order"),
-            }
-        }
-        // Nor are blocks lost that are still saved.
-        over.extend(
-            step.requests
-                .iter()
-                .filter(|part| part.restore > 0)
-                .map(|part| part.request.clone()),
-        );
+        let Fence { over, restored } =
+            plan::begin(&mut self.tracker, step).expect("steps come in order");
+        self.ending.extend(step.finished.iter().cloned());
+        let waits: BTreeSet<RequestId> = over.into_iter().chain(restored).collect();
         // Nothing reads their blocks from here on.
-        while let Some(at) = self.puts.iter().position(|put| over.contains(&put.owner)) {
+        while let Some(at) = self.puts.iter().position(|put| waits.contains(&put.owner)) {
             self.advance(at, world, draw);
         }
-        for request in &over {
+        for request in &waits {
             assert_eq!(self.tracker.unsettled(request), 0);
         }
     }
@@ -132,40 +100,17 @@ impl Rank {
         world: &mut World,
         draw: &mut Draw,
     ) -> BTreeSet<BlockId> {
-        let mut rows: Vec<(Key, Vec<BlockId>)> = Vec::new();
-        let mut lost: BTreeSet<BlockId> = BTreeSet::new();
-        for request in &step.requests {
-            let mut wanted: Vec<(u32, Key)> = Vec::new();
-            for (index, hash) in request.load.iter().flat_map(Span::iter) {
-                wanted.push((index, (self.number, hash.clone())));
-            }
-            for index in 0..request.restore {
-                match self.tracker.committed(&request.request, index) {
-                    Some(key) => {
-                        world.seen.restored += 1;
-                        wanted.push((index, key.clone()));
-                    }
-                    None => lost.extend(self.tracker.block(&request.request, index)),
-                }
-            }
-            for (index, key) in wanted {
-                let block = self
-                    .tracker
-                    .block(&request.request, index)
-                    .expect("in the table");
-                self.tracker.want_get(&request.request, &key);
-                match rows.iter_mut().find(|(known, _)| *known == key) {
-                    Some((_, blocks)) if blocks.contains(&block) => {}
-                    Some((_, blocks)) => blocks.push(block),
-                    None => rows.push((key, vec![block])),
-                }
-            }
+        let key = |hash: &BlockHash| Ok((self.number, hash.clone()));
+        let Loads { rows, blocks } = plan::loads(&self.tracker, step, key).expect("in the tables");
+        if step.requests.iter().any(|request| request.restore > 0) {
+            world.seen.restored += rows.len() as u64;
         }
-        let blocks = rows.iter().map(|(_, blocks)| blocks.clone()).collect();
         let mut loads = Convergence::new(blocks, LAYERS);
-        for (row, (key, _)) in rows.iter().enumerate() {
-            if !world.readable(key) {
-                loads.fail(row);
+        // What is lost.
+        loads.fail(rows.len());
+        for (at, row) in rows.iter().enumerate() {
+            if !world.readable(&row.key) {
+                loads.fail(at);
             }
         }
         for layer in 0..LAYERS {
@@ -181,65 +126,45 @@ impl Rank {
             assert!(loads.ready(layer).is_some(), "every layer ends");
         }
         assert!(loads.is_over());
-        for (row, (key, blocks)) in rows.iter().enumerate() {
-            let content = match world.objects.get(key) {
-                Some(Object::Complete(content)) if loads.is_alive(row) => content.clone(),
+        for (at, row) in rows.iter().enumerate() {
+            let content = match world.objects.get(&row.key) {
+                Some(Object::Complete(content)) if loads.is_alive(at) => content.clone(),
                 _ => {
                     world.seen.failed_loads += 1;
                     None
                 }
             };
-            for block in blocks {
+            for block in loads.blocks(at) {
                 self.blocks.insert(*block, content.clone());
             }
         }
-        lost.extend(loads.invalid());
-        lost
-    }
-
-    /// What is computed beside loads depends on what becomes of them on all ranks.
-    fn doubt(&mut self, step: &StepMetadata) {
-        let mut loaded = BTreeSet::new();
-        for request in &step.requests {
-            let indices = request.load.iter().flat_map(Span::iter);
-            let blocks =
-                indices.filter_map(|(index, _)| self.tracker.block(&request.request, index));
-            loaded.extend(blocks);
-        }
-        for part in &step.requests {
-            if part.restore > 0 || self.tracker.uses(&part.request, &loaded) {
-                self.tracker.doubt(&part.request, step.step);
-            }
-        }
+        loads.invalid().clone()
     }
 
     fn open_puts(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
-        for request in &step.requests {
-            for (index, hash) in request.save.iter().flat_map(Span::iter) {
-                let key = (self.number, hash.clone());
-                let Some(block) = self.tracker.want_put(&request.request, index, &key) else {
-                    continue;
-                };
-                let refused = match world.objects.get(&key) {
-                    Some(Object::Complete(_)) => Some(PutOutcome::Elsewhere),
-                    Some(Object::Reserved) => Some(PutOutcome::Lost),
-                    None => draw.one_in(40).then_some(PutOutcome::Lost),
-                };
-                if let Some(outcome) = refused {
-                    world.seen.elsewhere += 1;
-                    assert!(self.tracker.settle(&key, outcome));
-                    continue;
-                }
-                world.objects.insert(key.clone(), Object::Reserved);
-                self.puts.push(Put {
-                    key,
-                    owner: request.request.clone(),
-                    block,
-                    read: None,
-                    step_over: false,
-                    committing: false,
-                });
+        let key = |hash: &BlockHash| Ok((self.number, hash.clone()));
+        let rows = plan::saves(&mut self.tracker, step, key).expect("keys can be made");
+        for row in rows {
+            let key = row.key;
+            let refused = match world.objects.get(&key) {
+                Some(Object::Complete(_)) => Some(PutOutcome::Elsewhere),
+                Some(Object::Reserved) => Some(PutOutcome::Lost),
+                None => draw.one_in(40).then_some(PutOutcome::Lost),
+            };
+            if let Some(outcome) = refused {
+                world.seen.elsewhere += 1;
+                assert!(self.tracker.settle(&key, outcome));
+                continue;
             }
+            world.objects.insert(key.clone(), Object::Reserved);
+            self.puts.push(Put {
+                key,
+                owner: row.request,
+                block: row.block,
+                read: None,
+                step_over: false,
+                committing: false,
+            });
         }
     }
 
@@ -319,16 +244,7 @@ impl Rank {
     }
 
     fn results(&mut self, step: u64, invalid_blocks: Vec<BlockId>) -> WorkerResults {
-        let over = |request: &RequestId| self.tracker.unsettled(request) == 0;
-        let finished: Vec<RequestId> = self
-            .ending
-            .iter()
-            .filter(|request| over(request))
-            .cloned()
-            .collect();
-        for request in &finished {
-            self.ending.remove(request);
-        }
+        let finished = plan::ended(&self.tracker, &mut self.ending);
         WorkerResults {
             rank: u32::try_from(self.number).expect("small"),
             step,
