@@ -28,6 +28,7 @@ pub(crate) struct Rank {
     pub(crate) blocks: BTreeMap<BlockId, Content>,
     puts: Vec<Put>,
     ending: BTreeSet<RequestId>,
+    attempts: BTreeMap<RequestId, u32>,
 }
 
 impl Rank {
@@ -38,6 +39,7 @@ impl Rank {
             blocks: BTreeMap::new(),
             puts: Vec::new(),
             ending: BTreeSet::new(),
+            attempts: BTreeMap::new(),
         }
     }
 
@@ -88,8 +90,18 @@ impl Rank {
         while let Some(at) = self.puts.iter().position(|put| waits.contains(&put.owner)) {
             self.advance(at, world, draw);
         }
-        for request in &waits {
-            assert_eq!(self.tracker.unsettled(request), 0);
+        // Whoever has lost its blocks, or computes them again, by the metadata itself.
+        let again = step.requests.iter().filter(|part| {
+            let before = self.attempts.insert(part.request.clone(), part.attempt);
+            before.is_some_and(|before| before < part.attempt)
+        });
+        let again = again.map(|part| &part.request);
+        for request in step.preempted.iter().chain(again) {
+            assert_eq!(
+                self.tracker.unsettled(request),
+                0,
+                "{request} is still saved"
+            );
         }
     }
 
