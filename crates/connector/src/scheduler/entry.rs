@@ -2,7 +2,8 @@
 
 use layercake_protocol::ids::Epoch;
 
-use crate::contract::{BlockId, TableUpdate};
+use crate::contract::{BlockHash, BlockId, ScheduledRequest, TableUpdate};
+use crate::error::ConnectorError;
 use crate::request::{Limits, RequestMachine};
 use crate::stats::{Counters, MissReason};
 
@@ -17,8 +18,11 @@ pub(super) struct Entry {
     /// Tokens that are in the cache when the last planned step ends.
     pub(super) end: u64,
     pub(super) epoch: Epoch,
-    /// Tokens that `matched_tokens` answered.
+    /// Tokens that `matched_tokens` answered, and those that the engine had itself then.
     pub(super) offered: u64,
+    pub(super) own: u64,
+    /// The blocks that the store has, until they are loaded.
+    pub(super) hit: Vec<BlockHash>,
     /// Whether the load that the last answer offers pays: judged once.
     pub(super) pays: Option<bool>,
     /// Blocks from the first on that are stored or were handed out to be saved.
@@ -39,6 +43,8 @@ impl Entry {
             end: 0,
             epoch: Epoch::UNSET,
             offered: 0,
+            own: 0,
+            hit: Vec::new(),
             pays: None,
             settled: 0,
             saves: false,
@@ -50,7 +56,46 @@ impl Entry {
     pub(super) fn start_over(&mut self, blocks: usize) {
         self.settled = self.settled.min(blocks);
         self.offered = 0;
+        self.hit.clear();
         self.end = 0;
+    }
+
+    /// Refuses a step that counts tokens as cached which no load would bring.
+    pub(super) fn check_load(
+        &self,
+        scheduled: &ScheduledRequest<'_>,
+        size: u64,
+    ) -> Result<(), ConnectorError> {
+        let external = self.machine.allocated().unwrap_or(0);
+        if external == 0 {
+            return Ok(());
+        }
+        let refused = |detail: String| {
+            let detail = format!("request {:?} {detail}", scheduled.request);
+            Err(ConnectorError::Metadata { detail })
+        };
+        let (own, computed) = (self.own, scheduled.computed);
+        if computed != own.saturating_add(external) {
+            return refused(format!(
+                "has computed {computed} tokens: it had {own} when it was offered more, and loads {external}"
+            ));
+        }
+        let blocks = usize::try_from(computed.div_ceil(size)).unwrap_or(usize::MAX);
+        let (Some(found), Some(given)) = (self.hit.get(..blocks), scheduled.hashes.get(..blocks))
+        else {
+            return refused(format!(
+                "loads up to block {blocks}, with the hashes of {}; the store has {}",
+                scheduled.hashes.len(),
+                self.hit.len()
+            ));
+        };
+        match found.iter().zip(given).position(|(a, b)| a != b) {
+            Some(block) => refused(format!(
+                "has another hash of block {block} than was looked up: {} instead of {}",
+                given[block], found[block]
+            )),
+            None => Ok(()),
+        }
     }
 
     /// What the workers need to know the table.

@@ -129,7 +129,7 @@ impl Planner {
             .requests
             .entry(view.request.clone())
             .or_insert_with(|| Entry::new(self.config.limits));
-        entry.offered = 0;
+        (entry.offered, entry.own) = (0, view.computed);
         let blocks = view.hashes.len().min(to_usize(view.tokens / size));
         if !self.config.role.loads() || useful <= view.computed || blocks == 0 {
             return nothing;
@@ -212,6 +212,7 @@ impl Planner {
         entry.settled = hit.blocks;
         self.counters.hit_blocks.add(hit.blocks as u64);
         let (known, rest) = question.hashes.split_at(hit.blocks);
+        entry.hit = known.to_vec();
         let reason = match (answer, found.missing, rest.first()) {
             (Err(reason), ..) => Some(reason),
             (_, _, None) => None,
@@ -285,14 +286,16 @@ impl Planner {
 
     /// Refuses what can't be planned, before anything is.
     fn check(&self, scheduled: &ScheduledRequest<'_>) -> Result<(), ConnectorError> {
-        let entry = self.requests.get(scheduled.request);
-        if entry.is_some_and(|entry| entry.machine.is_over()) {
-            return Err(ConnectorError::OutOfOrder {
-                call: "build_metadata",
-                detail: "a request is scheduled that has ended",
-            });
-        }
         let size = self.config.block_size.get();
+        if let Some(entry) = self.requests.get(scheduled.request) {
+            if entry.machine.is_over() {
+                return Err(ConnectorError::OutOfOrder {
+                    call: "build_metadata",
+                    detail: "a request is scheduled that has ended",
+                });
+            }
+            entry.check_load(scheduled, size)?;
+        }
         if self.config.restore && !scheduled.computed.is_multiple_of(size) {
             return Err(ConnectorError::Metadata {
                 detail: format!(
@@ -321,7 +324,7 @@ impl Planner {
             .entry(scheduled.request.clone())
             .or_insert_with(|| Entry::new(self.config.limits));
         let external = entry.machine.allocated().unwrap_or(0);
-        let settled = entry.settled;
+        let hit = std::mem::take(&mut entry.hit);
         entry.machine.schedule();
         let end = scheduled.computed.saturating_add(scheduled.scheduled);
         let attempt = entry.machine.attempt();
@@ -331,8 +334,8 @@ impl Planner {
         }
         let load = (external > 0).then(|| {
             let first = to_usize(scheduled.computed.saturating_sub(external) / size);
-            let end = to_usize(scheduled.computed.div_ceil(size)).min(settled);
-            span(scheduled.hashes, first, end)
+            // Checked: the hit goes so far.
+            span(&hit, first, to_usize(scheduled.computed.div_ceil(size)))
         });
         let mut whole = to_usize(end / size).min(scheduled.hashes.len());
         if !self.config.save_decode_cache {

@@ -3,6 +3,8 @@ use crate::contract::{Absorbed, BlockId, TableUpdate, WorkerResults};
 
 mod absorb;
 
+mod answers;
+
 const S: fn(u64) -> Duration = Duration::from_secs;
 
 struct Bench {

@@ -1,0 +1,47 @@
+//! What the store answers, and that no more is counted or loaded than that.
+
+use super::*;
+
+/// A step of one request with 4 blocks of its table; the error, if it is refused.
+fn refused(bench: &mut Bench, hashes: &[BlockHash], computed: u64, scheduled: u64) -> String {
+    let request = "r".into();
+    let scheduled = ScheduledRequest {
+        request: &request,
+        table: &[0, 1, 2, 3, 4, 5],
+        hashes,
+        prompt: 17,
+        computed,
+        scheduled,
+    };
+    let plan = StepPlan {
+        requests: &[scheduled],
+        preempted: &[],
+    };
+    let refused = bench.planner.plan(&plan).expect_err("refused");
+    refused.to_string()
+}
+
+/// Tokens of a load that does not come would be counted as cached.
+#[test]
+fn a_step_that_does_not_fit_the_answer_is_refused_by_name() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("r", 17, 4, 4), 12);
+    bench.allocate("r", 12);
+    let hashes = bench.hashes.clone();
+    let short = refused(&mut bench, &hashes[..3], 16, 1);
+    assert!(
+        short.contains("hashes of 3") && short.contains("\"r\""),
+        "{short}"
+    );
+    let mut other = hashes[..4].to_vec();
+    other[2] = BlockHash::new(&[99]);
+    let other = refused(&mut bench, &other, 16, 1);
+    assert!(other.contains("block 2") && other.contains("63"), "{other}");
+    for computed in [12, 17, 20] {
+        let error = refused(&mut bench, &hashes[..5], computed, 1);
+        assert!(error.contains(&format!("computed {computed}")), "{error}");
+    }
+    // Nothing of that was planned.
+    let step = bench.step(&[("r", &[0, 1, 2, 3, 4], 17, 16, 1)], &[]);
+    assert_eq!((step.step, &step.requests[0].load), (1, &bench.span(1, 4)));
+}
