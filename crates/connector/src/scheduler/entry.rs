@@ -1,5 +1,7 @@
 //! What the planner keeps of a request.
 
+use std::ops::Range;
+
 use layercake_protocol::ids::Epoch;
 
 use crate::contract::{BlockHash, BlockId, ScheduledRequest, TableUpdate};
@@ -29,8 +31,8 @@ pub(super) struct Entry {
     pub(super) settled: usize,
     /// A save span went out.
     pub(super) saves: bool,
-    /// Its miss was counted.
-    pub(super) missed: bool,
+    /// Blocks that were counted as missed.
+    counted: Range<usize>,
 }
 
 impl Entry {
@@ -48,7 +50,7 @@ impl Entry {
             pays: None,
             settled: 0,
             saves: false,
-            missed: false,
+            counted: 0..0,
         }
     }
 
@@ -114,10 +116,19 @@ impl Entry {
         }
     }
 
-    pub(super) fn miss_once(&mut self, counters: &Counters, reason: MissReason, blocks: u64) {
-        if !self.missed {
-            self.missed = true;
-            counters.miss(reason, blocks);
+    /// Counts blocks that are not loaded: each once in the request's life, under the first reason. All that was
+    /// counted is one range: an answer misses all from its hit to the last block, and what is declined ends at the hit.
+    pub(super) fn miss(&mut self, counters: &Counters, reason: MissReason, blocks: Range<usize>) {
+        if blocks.is_empty() {
+            return;
         }
+        let before = &self.counted;
+        let again = before.start.max(blocks.start)..before.end.min(blocks.end);
+        counters.miss(reason, (blocks.len() - again.len()) as u64);
+        self.counted = if before.is_empty() {
+            blocks
+        } else {
+            before.start.min(blocks.start)..before.end.max(blocks.end)
+        };
     }
 }

@@ -135,12 +135,12 @@ impl Planner {
             return nothing;
         }
         let hashes = &view.hashes[..blocks];
+        let own = to_usize(view.computed / size);
         let questions = &mut self.questions;
         match entry.machine.look_up(view.tokens, blocks, now, questions) {
             Progress::Wait => (Matched::NotKnownYet, None),
             Progress::Ask(id) => {
                 self.counters.lookups.add(1);
-                entry.missed = false;
                 let question = Question {
                     request: view.request.clone(),
                     id,
@@ -149,26 +149,26 @@ impl Planner {
                 (Matched::NotKnownYet, Some(question))
             }
             Progress::TooLate => {
-                entry.miss_once(&self.counters, MissReason::TimeOut, blocks as u64);
+                entry.miss(&self.counters, MissReason::TimeOut, own..blocks);
                 nothing
             }
             Progress::Never => {
                 if entry.machine.computes() {
-                    entry.miss_once(&self.counters, MissReason::AfterFailure, blocks as u64);
+                    entry.miss(&self.counters, MissReason::AfterFailure, own..blocks);
                 }
                 nothing
             }
             Progress::Known(hit) => {
                 let end = (hit.blocks as u64).saturating_mul(size).min(useful);
                 let tokens = end.saturating_sub(view.computed);
-                let loads = end.div_ceil(size) - (view.computed / size).min(end.div_ceil(size));
-                let bytes = loads.saturating_mul(self.config.object_len);
+                let loads = own..to_usize(end.div_ceil(size)).max(own);
+                let bytes = (loads.len() as u64).saturating_mul(self.config.object_len);
                 let payoff = &mut self.payoff;
                 let declines = tokens > 0
                     && self.config.decline_slow_loads
                     && !*entry.pays.get_or_insert_with(|| payoff.pays(bytes, tokens));
                 if declines {
-                    entry.miss_once(&self.counters, MissReason::DoesNotPay, loads);
+                    entry.miss(&self.counters, MissReason::DoesNotPay, loads);
                     return nothing;
                 }
                 entry.offered = tokens;
@@ -221,7 +221,12 @@ impl Planner {
             _ => Some(MissReason::NeverStored),
         };
         if let Some(reason) = reason {
-            self.counters.miss(reason, rest.len() as u64);
+            let own = to_usize(entry.own / self.config.block_size);
+            entry.miss(
+                &self.counters,
+                reason,
+                hit.blocks.max(own)..question.hashes.len(),
+            );
         }
         self.seen.note(known);
     }

@@ -45,3 +45,41 @@ fn a_step_that_does_not_fit_the_answer_is_refused_by_name() {
     let step = bench.step(&[("r", &[0, 1, 2, 3, 4], 17, 16, 1)], &[]);
     assert_eq!((step.step, &step.requests[0].load), (1, &bench.span(1, 4)));
 }
+
+#[test]
+fn a_block_is_missed_once_in_a_request_and_not_if_the_engine_has_it() {
+    let mut bench = bench(|config| config.decline_slow_loads = true);
+    bench.slow_loads(4);
+    let ask = |bench: &mut Bench, tokens, computed, blocks, now| {
+        let request = "r".into();
+        let view = RequestView {
+            request: &request,
+            tokens,
+            hashes: &bench.hashes[..to_usize(tokens / 4)],
+            computed,
+        };
+        let (_, question) = bench.planner.matched(&view, S(now));
+        let question = question.expect("asked");
+        bench.planner.answered(&question, Ok(found(blocks)), S(now));
+        // It can't know that the store is slow: the load is declined.
+        let (matched, _) = bench.planner.matched(&view, S(now));
+        assert_eq!(matched, Matched::Tokens(0));
+        let stats = bench.counters.snapshot();
+        [
+            MissReason::NeverStored,
+            MissReason::Evicted,
+            MissReason::DoesNotPay,
+        ]
+        .map(|reason| stats.missed(reason))
+    };
+    // The engine has 2 blocks of 8, the store one.
+    assert_eq!(ask(&mut bench, 33, 8, 1, 0), [6, 0, 0]);
+    // It waits for room, and asks again: the store has more by now, then less.
+    assert_eq!(ask(&mut bench, 33, 8, 5, 10), [6, 0, 0]);
+    assert_eq!(ask(&mut bench, 33, 8, 0, 20), [6, 0, 0]);
+    // The engine has lost one, and the store had it: it does not pay.
+    assert_eq!(ask(&mut bench, 33, 4, 4, 30), [6, 0, 1]);
+    // After a preemption it has become longer by two blocks.
+    bench.step(&[], &["r"]);
+    assert_eq!(ask(&mut bench, 41, 0, 3, 40), [6, 2, 2]);
+}
