@@ -7,6 +7,7 @@
 
 use layercake_protocol::fingerprint::{Fingerprint, FingerprintFields, TensorParallel};
 use layercake_protocol::layout::ObjectLayout;
+use layercake_store::StoreClient;
 use serde::{Deserialize, Serialize};
 
 use crate::contract::CacheLayout;
@@ -222,6 +223,18 @@ impl Identity {
         }
         Ok(())
     }
+}
+
+/// Refuses options that this client of the store can't serve, by name.
+pub(crate) fn check_client(options: &Options, store: &StoreClient) -> Result<(), ConnectorError> {
+    if options.per_layer_readiness && !store.config().checksums {
+        return Err(ConnectorError::Contradiction {
+            first: "per_layer_readiness = true",
+            second: "the store client's checksums = false",
+            detail: "without checksums nothing says which layers have landed",
+        });
+    }
+    Ok(())
 }
 
 fn unsupported(

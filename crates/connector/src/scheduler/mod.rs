@@ -25,7 +25,7 @@ use layercake_store::StoreClient;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::checks::{Checked, Deployment, Execution, Identity};
+use crate::checks::{Checked, Deployment, Execution, Identity, check_client};
 use crate::contract::{
     Absorbed, FreeBlocks, Matched, RequestId, RequestView, SchedulerSide, StepMetadata, StepPlan,
     WorkerResults,
@@ -70,6 +70,7 @@ impl StoreScheduler {
         runtime: Handle,
     ) -> Result<Self, ConnectorError> {
         let checked = deployment.check(&options)?;
+        check_client(&options, &store)?;
         let keys = Arc::new(BlockKeys::new(deployment, &checked)?);
         let counters = Arc::new(Counters::default());
         let planner = Planner::new(

@@ -51,7 +51,7 @@ use self::shared::Shared;
 use self::staging::Staging;
 use self::step::Step;
 use crate::audit::Audit;
-use crate::checks::{Deployment, Identity};
+use crate::checks::{Deployment, Identity, check_client};
 use crate::contract::{
     BlockHash, CacheRegistration, Event, LayerReady, RequestId, StepMetadata, WorkerResults,
     WorkerSide,
@@ -106,6 +106,7 @@ impl StoreWorker {
         runtime: &Handle,
     ) -> Result<Self, ConnectorError> {
         let checked = deployment.check(&options)?;
+        check_client(&options, &store)?;
         let keys = BlockKeys::new(deployment, &checked)?;
         let (storing_rank, stores) = deployment.storing_rank(rank)?;
         let fingerprint = deployment.fingerprint(&checked.layout);

@@ -76,9 +76,13 @@ impl Cluster {
     }
 
     pub(crate) async fn client(&self) -> StoreClient {
+        self.client_with(ClientConfig::default()).await
+    }
+
+    pub(crate) async fn client_with(&self, config: ClientConfig) -> StoreClient {
         let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
         let link = link_config(self.master, "client", &engine);
-        StoreClient::connect(link, engine, ClientConfig::default())
+        StoreClient::connect(link, engine, config)
             .await
             .expect("the master is up")
     }

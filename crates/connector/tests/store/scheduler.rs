@@ -10,7 +10,7 @@ use layercake_connector::scheduler::StoreScheduler;
 use layercake_connector::stats::MissReason;
 use layercake_connector::worker::StoreWorker;
 use layercake_protocol::replica::ReplicateConfig;
-use layercake_store::StoreClient;
+use layercake_store::{ClientConfig, StoreClient};
 use serde_json::json;
 use tokio::runtime::Handle;
 
@@ -116,6 +116,29 @@ async fn a_hit_is_the_prefix_that_all_ranks_have() {
     let bound = (4 + 2) * 2 + 2 * 2;
     assert!(stats.keys_queried <= bound, "{stats:?}");
     assert_eq!(scheduler.open_requests(), 2);
+}
+
+// contract: connector-1
+#[tokio::test]
+async fn early_reading_by_a_client_without_checksums_is_refused_by_name() {
+    let cluster = Cluster::start().await;
+    let config = ClientConfig {
+        checksums: false,
+        ..ClientConfig::default()
+    };
+    let store = cluster.client_with(config).await;
+    let (deployment, early) = (
+        deployment(1),
+        options(&json!({"per_layer_readiness": true})),
+    );
+    let scheduler =
+        StoreScheduler::new(&deployment, early.clone(), store.clone(), Handle::current());
+    let worker = StoreWorker::new(&deployment, 0, early, store, &Handle::current());
+    for error in [scheduler.err(), worker.err()] {
+        let error = error.expect("refused").to_string();
+        assert!(error.contains("per_layer_readiness"), "{error}");
+        assert!(error.contains("checksums = false"), "{error}");
+    }
 }
 
 // contract: connector-11

@@ -178,6 +178,11 @@ impl StoreClient {
         &self.core
     }
 
+    /// How it was configured.
+    pub fn config(&self) -> &ClientConfig {
+        &self.core.config
+    }
+
     /// The engine that moves the bytes.
     pub fn engine(&self) -> &Engine {
         &self.core.engine
