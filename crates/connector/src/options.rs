@@ -409,17 +409,17 @@ impl Reader<'_> {
                 detail: "whole objects are not saved layer by layer",
             });
         }
-        if !options.role.saves() && options.save_decode_cache {
+        let of_saves = [
+            ("save_decode_cache = true", options.save_decode_cache),
+            ("preferred_segment", options.preferred_segment.is_some()),
+            ("prefer_alloc_in_same_node = true", options.prefer_same_node),
+        ];
+        if !options.role.saves()
+            && let Some((second, _)) = of_saves.into_iter().find(|(_, given)| *given)
+        {
             return Err(ConnectorError::Contradiction {
                 first: "kv_role = \"kv_consumer\"",
-                second: "save_decode_cache = true",
-                detail: "a consumer saves nothing",
-            });
-        }
-        if !options.role.saves() && options.preferred_segment.is_some() {
-            return Err(ConnectorError::Contradiction {
-                first: "kv_role = \"kv_consumer\"",
-                second: "preferred_segment",
+                second,
                 detail: "a consumer saves nothing",
             });
         }

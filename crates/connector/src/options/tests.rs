@@ -133,6 +133,11 @@ fn contradictions_name_both_options() {
             "kv_role",
             "preferred_segment",
         ),
+        (
+            json!({"kv_role": "kv_consumer", "prefer_alloc_in_same_node": true}),
+            "kv_role",
+            "prefer_alloc_in_same_node",
+        ),
         (json!({"audit_log": 1}), "audit_log", "audit_log_path"),
         (
             json!({"audit_log_path": "x"}),

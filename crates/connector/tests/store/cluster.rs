@@ -87,6 +87,23 @@ impl Cluster {
             .expect("the master is up")
     }
 
+    /// A client that is a node, too, of this name.
+    pub(crate) async fn member(&self, name: &str, bytes: u64) -> (StoreClient, Node) {
+        let before = self.monitor.status().segments;
+        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let link = MasterLink::connect(link_config(self.master, name, &engine)).await;
+        let link = link.expect("the master is up");
+        let (len, huge_pages) = (bytes, false);
+        let segments = vec![SegmentSpec { len, huge_pages }];
+        let node = Node::start(NodeConfig { segments }, engine.clone(), link.clone()).await;
+        eventually("the segment is mounted", || {
+            self.monitor.status().segments > before
+        })
+        .await;
+        let store = StoreClient::new(&link, engine, ClientConfig::default());
+        (store.expect("on its own link"), node.expect("small"))
+    }
+
     /// Damages a byte of a stored object, behind everybody's back.
     pub(crate) async fn damage(&self, store: &StoreClient, key: &ObjectKey, offset: u64) {
         let stat = store.stat(key).await.expect("it is stored");

@@ -5,6 +5,7 @@ mod damaged;
 mod early;
 mod ends;
 mod order;
+mod placement;
 mod random;
 mod restored;
 mod rig;
