@@ -61,7 +61,7 @@ pub enum End {
 pub struct Limits {
     /// Of a look-up.
     pub lookup: Duration,
-    /// After so long an answer is too old to act upon.
+    /// So long after its question an answer is too old to act upon.
     pub answer: Duration,
     /// Of the saves behind the end.
     pub drain: Duration,
@@ -229,20 +229,23 @@ impl RequestMachine {
         }
     }
 
-    /// An answer. `false`: nobody asks that any more.
+    /// An answer. `false`: nobody asks that any more, or not in time for anybody to act upon it. Its age counts from
+    /// the question, since no lease that it tells of began before.
     pub fn answer(&mut self, question: QuestionId, hit: Hit, now: Duration) -> bool {
-        match self.phase {
-            Phase::LookingUp { asked, .. } if Some(question) == self.question => {
-                self.phase = Phase::Matched {
-                    asked,
-                    hit,
-                    at: now,
-                    late: false,
-                };
-                true
-            }
-            _ => false,
+        let Phase::LookingUp { asked, since } = self.phase else {
+            return false;
+        };
+        if Some(question) != self.question {
+            return false;
         }
+        let late = now.saturating_sub(since) >= self.limits.answer;
+        self.phase = Phase::Matched {
+            asked,
+            hit: if late { Hit::default() } else { hit },
+            at: if late { now } else { since },
+            late,
+        };
+        !late
     }
 
     /// Blocks are allocated, `external` tokens are to be loaded. `false`: not now, or more than the

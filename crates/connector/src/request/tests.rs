@@ -78,9 +78,22 @@ fn a_late_look_up_is_a_miss_and_an_old_answer_is_asked_again() {
     let Progress::Ask(question) = request.look_up(100, 6, S(6)) else {
         panic!("asked again");
     };
-    assert!(request.answer(question, hit(2), S(6)));
+    assert!(request.answer(question, hit(2), S(8)));
     assert_eq!(request.look_up(100, 6, S(10)), Progress::Known(hit(2)));
+    // What it says is protected from the question on, however late it came.
     assert!(matches!(request.look_up(100, 6, S(11)), Progress::Ask(_)));
+}
+
+#[test]
+fn an_answer_that_is_too_old_when_it_comes_is_a_miss_and_not_asked_for_ever() {
+    let mut request = machine();
+    let Progress::Ask(question) = request.look_up(100, 6, S(0)) else {
+        panic!("asked");
+    };
+    assert!(!request.answer(question, hit(6), S(5)));
+    assert_eq!(request.look_up(100, 6, S(9)), Progress::TooLate);
+    assert!(!request.allocate(16, 0), "nothing may be loaded");
+    assert!(request.allocate(0, 0));
 }
 
 #[test]

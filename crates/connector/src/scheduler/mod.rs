@@ -37,8 +37,8 @@ use crate::options::Options;
 use crate::request::{Limits, QuestionId};
 use crate::stats::{ConnectorStats, Counters, MissReason};
 
-/// How long an answer may be acted upon: half of the lease that a probe grants by default.
-const ANSWER_LIFE: Duration = Duration::from_secs(5);
+/// The lease of a master that does not say how long its leases are.
+const USUAL_LEASE: Duration = Duration::from_secs(10);
 
 type Answer = (Question, Result<Found, MissReason>);
 
@@ -74,7 +74,7 @@ impl StoreScheduler {
         let keys = Arc::new(BlockKeys::new(deployment, &checked)?);
         let counters = Arc::new(Counters::default());
         let planner = Planner::new(
-            planner_config(deployment, &checked, &options)?,
+            planner_config(deployment, &checked, &options, answer_life(&store))?,
             Arc::clone(&counters),
         );
         let (answer, answers) = channel();
@@ -174,7 +174,8 @@ impl StoreScheduler {
             self.options.lookup_window_blocks,
         );
         let (store, answer) = (self.store.clone(), self.answer.clone());
-        let deadline = self.options.lookup_timeout;
+        // Not all of the answer's life is spent on waiting for it.
+        let deadline = self.options.lookup_timeout.min(answer_life(&store) / 2);
         let early = self.options.per_layer_readiness;
         let (request, id) = (question.request.clone(), question.id);
         self.stop_asking(&request);
@@ -239,6 +240,12 @@ async fn run(
     Ok(lookup.found())
 }
 
+/// How long an answer may be acted upon: for half of the lease that the look-up was granted; the other half is for the
+/// load to begin in.
+fn answer_life(store: &StoreClient) -> Duration {
+    store.link().lease().unwrap_or(USUAL_LEASE) / 2
+}
+
 fn state_of(presence: Presence) -> KeyState {
     match presence {
         Presence::Complete => KeyState::Readable,
@@ -251,6 +258,7 @@ fn planner_config(
     deployment: &Deployment,
     checked: &Checked,
     options: &Options,
+    answer: Duration,
 ) -> Result<PlannerConfig, ConnectorError> {
     let block_size = NonZeroU64::new(deployment.block_size.into());
     Ok(PlannerConfig {
@@ -268,7 +276,7 @@ fn planner_config(
         decline_slow_loads: options.decline_slow_loads,
         limits: Limits {
             lookup: options.lookup_timeout,
-            answer: ANSWER_LIFE,
+            answer,
             drain: options.layer_timeout.saturating_mul(2),
         },
     })
@@ -277,6 +285,8 @@ fn planner_config(
 impl SchedulerSide for StoreScheduler {
     fn matched_tokens(&mut self, request: &RequestView<'_>) -> Matched {
         self.take_answers();
+        // A master that came back may grant other leases.
+        self.planner.set_answer_life(answer_life(&self.store));
         let (matched, question) = self.planner.matched(request, self.now());
         if let Some(question) = question {
             self.ask(question);

@@ -105,6 +105,11 @@ impl Planner {
         }
     }
 
+    /// So long after its question a store's answer may be acted upon, for requests that come from now on.
+    pub fn set_answer_life(&mut self, life: Duration) {
+        self.config.limits.answer = life;
+    }
+
     /// Requests that have not ended.
     pub fn len(&self) -> usize {
         self.requests.len()

@@ -35,12 +35,18 @@ impl Cluster {
 
     /// One node with so much memory.
     pub(crate) async fn with(bytes: u64) -> Self {
+        Self::configured(bytes, |_| {}).await
+    }
+
+    /// One node with so much memory, and a master that is set up otherwise.
+    pub(crate) async fn configured(bytes: u64, change: impl FnOnce(&mut MasterConfig)) -> Self {
         let mut config = MasterConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tick: Duration::from_millis(10),
             ..MasterConfig::default()
         };
         config.state.seed = 1;
+        change(&mut config);
         let bound = Master::bind(config, &mut Registry::default())
             .await
             .expect("loopback, any port");

@@ -1,5 +1,7 @@
 //! The scheduler side asks a real master.
 
+use std::time::Duration;
+
 use layercake_connector::checks::{Deployment, Execution};
 use layercake_connector::contract::{
     BlockHash, Matched, RequestId, RequestView, SchedulerSide as _,
@@ -139,6 +141,34 @@ async fn early_reading_by_a_client_without_checksums_is_refused_by_name() {
         assert!(error.contains("per_layer_readiness"), "{error}");
         assert!(error.contains("checksums = false"), "{error}");
     }
+}
+
+/// The master protects what it told of for as long as its leases are, not as long as they are by default.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_is_not_acted_upon_longer_than_the_masters_lease_allows() {
+    let lease = Duration::from_millis(40);
+    let cluster = Cluster::configured(16 << 20, |config| config.state.lease = lease).await;
+    let (store, deployment) = (cluster.client().await, deployment(1));
+    assert_eq!(store.link().lease(), Some(lease));
+    let hashes = hashes(1, 3);
+    let blocks: Vec<_> = hashes.iter().map(|hash| (0, hash)).collect();
+    store_blocks(&store, &deployment, &blocks).await;
+    let mut scheduler = scheduler(&deployment, &store);
+    let request = RequestId::from("r");
+    let view = RequestView {
+        request: &request,
+        tokens: 13,
+        hashes: &hashes,
+        computed: 0,
+    };
+    // An engine whose steps take as long as a lease: every answer is old when it looks.
+    let mut matched = scheduler.matched_tokens(&view);
+    while matched == Matched::NotKnownYet {
+        tokio::time::sleep(lease).await;
+        matched = scheduler.matched_tokens(&view);
+    }
+    assert_eq!(matched, Matched::Tokens(0));
+    assert_eq!(scheduler.stats().missed(MissReason::TimeOut), 3);
 }
 
 // contract: connector-11

@@ -93,6 +93,7 @@ async fn members_are_told_whether_tenants_share_one_key_space() {
     ] {
         let (cluster, joined) = join(tenancy).await;
         assert_eq!(joined.shared_tenants, shared);
+        assert_eq!(joined.lease_ms, 10_000, "as configured");
         assert_eq!(cluster.monitor.shares_tenants(), shared);
     }
 }

@@ -160,6 +160,7 @@ async fn greet<C: Connector>(
     shared
         .shares_tenants
         .store(joined.shared_tenants, Ordering::Relaxed);
+    shared.lease_ms.store(joined.lease_ms, Ordering::Relaxed);
     let (least, most) = HEARTBEAT_RANGE;
     Ok(Established {
         connection: Arc::new(Connection::new(wires, term, life, channel, ticket)),

@@ -137,6 +137,13 @@ impl MasterLink {
         self.shared().shares_tenants.load(Ordering::Relaxed)
     }
 
+    /// How long a look-up or a read protects what it found, as the master said when this member joined last; `None`: it
+    /// did not say.
+    pub fn lease(&self) -> Option<Duration> {
+        let ms = self.shared().lease_ms.load(Ordering::Relaxed);
+        (ms > 0).then(|| Duration::from_millis(ms))
+    }
+
     /// Whether the link is up, and over a framed lane; else it is down, or over gRPC.
     pub fn uses_lane(&self) -> bool {
         matches!(self.shared().status(), Status::Up(connection) if connection.lane().is_some())

@@ -103,6 +103,8 @@ pub(super) struct Shared {
     requests: AtomicU64,
     /// The master puts all tenants' keys into one key space; told with each join.
     pub(super) shares_tenants: AtomicBool,
+    /// How long the master's leases are, in milliseconds; 0: it does not say. Told with each join.
+    pub(super) lease_ms: AtomicU64,
 }
 
 impl Shared {
@@ -123,6 +125,7 @@ impl Shared {
             membership: Mutex::new((Term(0), Life(0))),
             requests: AtomicU64::new(0),
             shares_tenants: AtomicBool::new(false),
+            lease_ms: AtomicU64::new(0),
             config,
         }
     }

@@ -32,6 +32,7 @@ pub(super) fn join(
         client_ttl_ms: millis(core.state.terms().client_ttl),
         fresh: joined.fresh,
         shared_tenants: core.state.shares_tenants(),
+        lease_ms: millis(core.state.terms().lease),
     }))
 }
 

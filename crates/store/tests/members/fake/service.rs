@@ -103,6 +103,7 @@ impl State {
         match body {
             Body::Join(_) => Answer::Join(wire::JoinResponse {
                 shared_tenants: false,
+                lease_ms: 10_000,
                 term: self.nature.term,
                 heartbeat_every_ms: u64::try_from(self.nature.heartbeat_every.as_millis())
                     .expect("small"),
