@@ -19,9 +19,14 @@ mod security;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use mimalloc::MiMalloc;
 
 use args::{Cli, Command};
 use config::Sources;
+
+/// Why: `docs/decisions/0021-what-a-cold-call-costs.md`.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let cli = match args::parse() {

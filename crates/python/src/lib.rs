@@ -42,7 +42,12 @@ mod session;
 mod store;
 mod transfer;
 
+use mimalloc::MiMalloc;
 use pyo3::prelude::*;
+
+/// Of what is written in Rust; Python keeps its own. Why: `docs/decisions/0021-what-a-cold-call-costs.md`.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 #[pymodule]
 mod _native {
