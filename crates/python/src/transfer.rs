@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_store::StoreError;
+use layercake_store::link::block_on;
 use layercake_transport::{Access, Direction, LocalSlice};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -66,9 +67,8 @@ impl PyTransferEngine {
         let moved = py.detach(|| {
             let moves = moves(engine.engine(), direction, table, true)?;
             let deadline = timeout.map(|timeout| timeout.0);
-            Ok(engine
-                .handle()
-                .block_on(engine.transfer(peer, direction, &moves, deadline)))
+            let moving = engine.transfer(peer, direction, &moves, deadline);
+            Ok(block_on(engine.handle(), moving))
         });
         moved
             .map_err(|failure: Failure| PyErr::from(failure))?

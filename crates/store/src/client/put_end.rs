@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use layercake_protocol::error::Refusal;
 use thiserror::Error;
 use tokio::time::Instant;
 
@@ -185,6 +186,9 @@ impl Ending {
             };
             match answer {
                 Ok(results) => {
+                    if matches!(intent, Intent::End) {
+                        note_committed(core, &self.open, &results);
+                    }
                     for (open, result) in self.open.drain(..).zip(results) {
                         let phase = phase_after(intent, &result);
                         self.answers[open.index] = Some(settled(core, open.session, phase, result));
@@ -225,12 +229,28 @@ fn again(core: &Core, error: StoreError, session: PutSession) -> EndError {
     EndError::again(error, session)
 }
 
+/// Notes where committed objects lie. Of several replicas the master may name another one first.
+fn note_committed(core: &Core, open: &[Open], results: &[Result<(), Refusal>]) {
+    let committed = open
+        .iter()
+        .zip(results)
+        .filter(|(_, result)| result.is_ok());
+    let single = committed.filter_map(|(open, _)| {
+        let put = open.put();
+        match &put.places[..] {
+            [place] => Some((&put.object.key, place, put.size)),
+            _ => None,
+        }
+    });
+    core.hints.note(&core.engine, single);
+}
+
 /// What the master's answer means for a session.
 fn settled(
     core: &Core,
     session: PutSession,
     phase: Option<Phase>,
-    result: Result<(), layercake_protocol::error::Refusal>,
+    result: Result<(), Refusal>,
 ) -> Result<(), EndError> {
     match phase {
         Some(phase) => {

@@ -38,9 +38,9 @@ pub(super) fn drives(client: ClientId) -> bool {
 struct Driven(Option<ClientId>);
 
 impl Driven {
-    fn begin(client: ClientId) -> Self {
+    fn begin(client: Option<ClientId>) -> Self {
         ASKED.set(false);
-        Self(DRIVEN.replace(Some(client)))
+        Self(DRIVEN.replace(client))
     }
 }
 
@@ -55,63 +55,72 @@ impl MasterLink {
     /// [`Handle::block_on`] does, and calls over this link cost a switch of threads less: the thread reads their
     /// answers itself.
     pub fn block_on<T>(&self, runtime: &Handle, future: impl Future<Output = T>) -> T {
-        let Ok(parker) = Parker::take() else {
-            // Without a file descriptor to spare there is still the runtime's way.
-            return runtime.block_on(future);
-        };
-        let _entered = runtime.enter();
-        let mut future = pin!(future);
-        let waker = Waker::from(Arc::clone(&parker));
-        let mut cx = Context::from_waker(&waker);
-        let mut transfers = Awaited::default();
-        let (mut lead, mut asked) = (None, false);
-        loop {
-            parker.reset();
-            let polled = {
-                let _driven = Driven::begin(self.client_id());
-                transfers.poll(|| future.as_mut().poll(&mut cx))
-            };
-            if let Poll::Ready(done) = polled {
-                drop((lead, waker));
-                parker.keep();
-                return done;
-            }
-            asked |= ASKED.get();
-            lead = transfers.lead(lead);
-            while !parker.is_woken() {
-                self.wait(&parker, &mut lead, asked);
-            }
-            // Others may use the connection while the future has its turn.
-            lead = lead.filter(|lead| !lead.is_over());
-        }
+        drive(Some(self), runtime, future)
     }
+}
 
-    /// Waits until the parker is woken, or for no reason.
-    fn wait(&self, parker: &Arc<Parker>, lead: &mut Option<Lead>, asked: bool) {
-        let shared = self.shared();
-        if (asked || lead.is_none())
-            && let Status::Up(connection) = shared.status()
-            && let Some(lane) = connection.lane()
-            && connection.is_waited_for()
-        {
-            let arrivals = Arrivals {
-                shared,
-                connection: &connection,
-            };
-            if lane.reader.wait(parker, &arrivals, lead) {
-                return;
-            }
-            // Somebody has to read what this thread has asked for.
-            lane.reader.call_back();
+/// As [`MasterLink::block_on`], for those who wait for transfers and have no master.
+pub fn block_on<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
+    drive(None, runtime, future)
+}
+
+fn drive<T>(link: Option<&MasterLink>, runtime: &Handle, future: impl Future<Output = T>) -> T {
+    let Ok(parker) = Parker::take() else {
+        // Without a file descriptor to spare there is still the runtime's way.
+        return runtime.block_on(future);
+    };
+    let _entered = runtime.enter();
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::clone(&parker));
+    let mut cx = Context::from_waker(&waker);
+    let mut transfers = Awaited::default();
+    let (mut lead, mut asked) = (None, false);
+    loop {
+        parker.reset();
+        let polled = {
+            let _driven = Driven::begin(link.map(MasterLink::client_id));
+            transfers.poll(|| future.as_mut().poll(&mut cx))
+        };
+        if let Poll::Ready(done) = polled {
+            drop((lead, waker));
+            parker.keep();
+            return done;
         }
-        match lead {
-            Some(leading) => {
-                if !turn(leading, parker) {
-                    *lead = None;
-                }
-            }
-            None => parker.park(),
+        asked |= ASKED.get();
+        lead = transfers.lead(lead);
+        while !parker.is_woken() {
+            wait(link, &parker, &mut lead, asked);
         }
+        // Others may use the connection while the future has its turn.
+        lead = lead.filter(|lead| !lead.is_over());
+    }
+}
+
+/// Waits until the parker is woken, or for no reason.
+fn wait(link: Option<&MasterLink>, parker: &Arc<Parker>, lead: &mut Option<Lead>, asked: bool) {
+    if let Some(shared) = link.map(MasterLink::shared)
+        && (asked || lead.is_none())
+        && let Status::Up(connection) = shared.status()
+        && let Some(lane) = connection.lane()
+        && connection.is_waited_for()
+    {
+        let arrivals = Arrivals {
+            shared,
+            connection: &connection,
+        };
+        if lane.reader.wait(parker, &arrivals, lead) {
+            return;
+        }
+        // Somebody has to read what this thread has asked for.
+        lane.reader.call_back();
+    }
+    match lead {
+        Some(leading) => {
+            if !turn(leading, parker) {
+                *lead = None;
+            }
+        }
+        None => parker.park(),
     }
 }
 

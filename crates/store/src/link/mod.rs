@@ -44,6 +44,7 @@ mod types;
 
 pub use config::{Backoff, LinkConfig, Timeouts};
 pub use connector::{Connector, Opened, TcpConnector};
+pub use drive::block_on;
 pub use types::{
     CommandId, Existence, Exists, GetsStarted, Life, LinkState, NodeEvent, ObjectDetail,
     ObjectPage, PutsStarted, Renewed, SessionEvent, StartOptions,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::replica::{PutStart, ReplicateConfig};
-use layercake_store::link::{Exists, LinkState, MasterLink, StartOptions};
+use layercake_store::link::{Exists, LinkState, MasterLink, StartOptions, block_on};
 use layercake_store::{ClientConfig, StoreClient, StoreError};
 use tokio::runtime::Handle;
 
@@ -94,7 +94,12 @@ async fn threads_that_block_and_tasks_move_bytes_over_the_same_connections() {
         let (link, calls) = (link.clone(), rounds(caller));
         callers.push(tokio::spawn(blocking(move |runtime| {
             for call in calls {
-                link.block_on(runtime, call);
+                if caller % 2 == 0 {
+                    link.block_on(runtime, call);
+                } else {
+                    // Looks after transfers only.
+                    block_on(runtime, call);
+                }
             }
         })));
         let calls = rounds(caller + 4);

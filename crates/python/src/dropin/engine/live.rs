@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use layercake_store::StoreError;
+use layercake_store::link::block_on;
 use layercake_transport::{Access, Direction};
 use parking_lot::Mutex;
 use thiserror::Error;
@@ -207,7 +208,7 @@ impl Live {
                 None => Ok(()),
             }
         };
-        match self.peers().handle().block_on(moving) {
+        match block_on(self.peers().handle(), moving) {
             Ok(()) => 0,
             Err(error) => failed(peer, &error),
         }
