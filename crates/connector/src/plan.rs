@@ -66,12 +66,12 @@ impl<K> Loads<K> {
     }
 }
 
-/// Tells the tracker who is in the step and what came of the steps before, and gives those whose earlier
-/// saves must be over first.
+/// Tells the tracker who is in the step and what came of the steps before, all of it, also if some makes no sense. Gives
+/// those whose earlier saves must be over first.
 pub fn begin<K: Clone + Eq + Hash + Ord>(
     tracker: &mut Tracker<K>,
     step: &StepMetadata,
-) -> Result<Fence, ConnectorError> {
+) -> (Fence, Result<(), ConnectorError>) {
     let mut over = step.preempted.clone();
     for request in &step.preempted {
         tracker.preempt(request);
@@ -83,24 +83,40 @@ pub fn begin<K: Clone + Eq + Hash + Ord>(
     for request in &step.finished {
         tracker.finish(request);
     }
-    for step in &step.requests {
-        match tracker.begin(&step.request, step.attempt, &step.table) {
-            Begun::Continues => {}
-            Begun::StartsOver => over.push(step.request.clone()),
-            Begun::Stale => {
-                let (request, attempt) = (&step.request, step.attempt);
-                return Err(ConnectorError::Metadata {
-                    detail: format!("attempt {attempt} of request {request:?} is over"),
-                });
+    let mut begun = Ok(());
+    for part in &step.requests {
+        let (request, attempt) = (&part.request, part.attempt);
+        let detail = match tracker.begin(request, attempt, &part.table) {
+            Begun::Continues => continue,
+            Begun::StartsOver => {
+                over.push(request.clone());
+                continue;
             }
-        }
+            Begun::Stale => format!("attempt {attempt} of request {request:?} is over"),
+            Begun::Unknown => format!(
+                "it adds to the table of request {request:?}, which this rank does not know: it has to start over"
+            ),
+        };
+        begun = Err(ConnectorError::Metadata { detail });
     }
     let parts = step.requests.iter();
     let restored = parts.filter(|part| part.restore > 0);
-    Ok(Fence {
-        over,
-        restored: restored.map(|part| part.request.clone()).collect(),
-    })
+    let restored = restored.map(|part| part.request.clone()).collect();
+    (Fence { over, restored }, begun)
+}
+
+/// The blocks that the step gets from the store, if it has them.
+pub fn loaded<K: Clone + Eq + Hash + Ord>(
+    tracker: &Tracker<K>,
+    step: &StepMetadata,
+) -> BTreeSet<BlockId> {
+    let mut loaded = BTreeSet::new();
+    for part in &step.requests {
+        let indices = part.load.iter().flat_map(Span::iter);
+        let indices = indices.map(|(index, _)| index).chain(0..part.restore);
+        loaded.extend(indices.filter_map(|index| tracker.block(&part.request, index)));
+    }
+    loaded
 }
 
 /// Marks the requests that compute from blocks loaded in this step. Whether there are any.
@@ -247,6 +263,12 @@ mod tests {
         }
     }
 
+    fn begun(tracker: &mut Tracker<BlockHash>, step: &StepMetadata) -> Fence {
+        let (fence, begun) = begin(tracker, step);
+        begun.expect("in order");
+        fence
+    }
+
     fn step(requests: Vec<RequestStep>) -> StepMetadata {
         StepMetadata {
             version: METADATA_VERSION,
@@ -268,7 +290,7 @@ mod tests {
             part("a", &[10, 11, 12], &[1, 2], &[3]),
             part("b", &[20, 21, 22], &[1, 2], &[3]),
         ]);
-        let fence = begin(&mut tracker, &both).expect("in order");
+        let fence = begun(&mut tracker, &both);
         assert_eq!(fence, Fence::default());
         let found = loads(&tracker, &both, key).expect("in the tables");
         let keys: Vec<_> = found.rows.iter().map(|row| row.key.clone()).collect();
@@ -282,7 +304,7 @@ mod tests {
         // The end of one takes nothing from the other.
         let mut next = step(vec![part("b", &[20, 21, 22], &[1, 2], &[])]);
         next.finished.push("a".into());
-        begin(&mut tracker, &next).expect("in order");
+        begun(&mut tracker, &next);
         let found = loads(&tracker, &next, key).expect("in the table");
         assert_eq!(found.blocks, [vec![20], vec![21], vec![]]);
         let mut ending = BTreeSet::from(["a".into()]);
@@ -297,12 +319,12 @@ mod tests {
         let mut tracker = Tracker::default();
         let mut restored = step(vec![part("a", &[10, 11], &[], &[])]);
         restored.requests[0].restore = 2;
-        let fence = begin(&mut tracker, &restored).expect("in order");
+        let fence = begun(&mut tracker, &restored);
         assert_eq!(fence.restored, ["a".into()]);
         let found = loads(&tracker, &restored, key).expect("in the table");
         assert_eq!((found.rows.len(), found.lost()), (0, 2));
         let beyond = step(vec![part("a", &[10], &[1, 2], &[])]);
-        begin(&mut tracker, &beyond).expect("in order");
+        begun(&mut tracker, &beyond);
         let error = loads(&tracker, &beyond, key).expect_err("two blocks");
         assert!(error.to_string().contains("no block 1"), "{error}");
     }

@@ -42,6 +42,8 @@ pub enum Begun {
     StartsOver,
     /// Not at all: a later attempt is known.
     Stale,
+    /// Not at all: its table goes on from one that is not known.
+    Unknown,
 }
 
 /// Sessions of one worker by owner. `K` names an object.
@@ -102,6 +104,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn begin(&mut self, request: &RequestId, attempt: u32, table: &TableUpdate) -> Begun {
         let known = self.requests.get(request).map(|known| known.attempt);
         let begun = match known {
+            None if !table.replace => return Begun::Unknown,
             Some(known) if known > attempt => return Begun::Stale,
             Some(known) if known < attempt => {
                 self.cancel(request);
@@ -307,6 +310,15 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn preempt(&mut self, request: &RequestId) {
         self.cancel(request);
         self.finish(request);
+    }
+
+    /// Steps were missed: every request may have lost its blocks. Which these are.
+    pub fn forget_all(&mut self) -> Vec<RequestId> {
+        let all: BTreeSet<RequestId> = self.requests.keys().cloned().collect();
+        for request in &all {
+            self.preempt(request);
+        }
+        all.into_iter().collect()
     }
 
     /// A request has ended: its puts go on.

@@ -59,6 +59,13 @@ impl RequestStep {
     pub fn epoch(&self) -> Epoch {
         Epoch(self.epoch)
     }
+
+    /// The blocks of its whole table that come from the store.
+    pub(crate) fn loaded(&self, table: &[BlockId]) -> impl Iterator<Item = BlockId> {
+        let indices = self.load.iter().flat_map(Span::iter);
+        let indices = indices.map(|(index, _)| index).chain(0..self.restore);
+        indices.filter_map(|index| table.get(usize::try_from(index).ok()?).copied())
+    }
 }
 
 /// How a request's block table changes.

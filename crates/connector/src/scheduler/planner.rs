@@ -263,9 +263,12 @@ impl Planner {
         }
         self.step += 1;
         let requests = plan.requests.iter();
-        let requests = requests
+        let requests: Vec<RequestStep> = requests
             .map(|scheduled| self.plan_request(scheduled))
             .collect();
+        let loads = plan.requests.iter().zip(&requests);
+        let loads = loads.flat_map(|(scheduled, part)| part.loaded(scheduled.table));
+        self.reports.planned(self.step, loads.collect());
         self.steps.push_back((self.step, prompt_tokens(plan)));
         if self.steps.len() > STEPS_REMEMBERED {
             self.steps.pop_front();

@@ -78,6 +78,25 @@ fn what_is_computed_beside_a_load_waits_for_all_ranks() {
 }
 
 #[test]
+fn a_table_that_is_not_known_can_not_be_added_to() {
+    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
+    let mut tracker = tracker(&[(&r1, &[0]), (&r2, &[5])]);
+    let more = TableUpdate {
+        replace: false,
+        blocks: vec![1],
+    };
+    assert_eq!(tracker.begin(&r1, 0, &more), Begun::Continues);
+    assert_eq!(tracker.block(&r1, 1), Some(1));
+    assert!(tracker.want_put(&r1, 1, &7).is_some());
+    assert_eq!(tracker.forget_all(), [r1.clone(), r2]);
+    assert!(!tracker.may_write(&7));
+    assert_eq!(tracker.begin(&r1, 0, &more), Begun::Unknown);
+    assert_eq!(tracker.block(&r1, 0), None);
+    tracker.settle(&7, PutOutcome::Lost);
+    assert!(tracker.is_empty());
+}
+
+#[test]
 fn a_block_is_saved_by_one_request_and_known_to_all_that_have_it() {
     let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
     let mut tracker = tracker(&[(&r1, &[0]), (&r2, &[5])]);

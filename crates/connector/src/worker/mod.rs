@@ -12,6 +12,7 @@
 //! it: [`StoreWorker::close`] drains them, dropping the worker stops them, and what they held open is
 //! ended or revoked by the store's client. A third one removes objects that the receiver found damaged. What is open for whom is in one [`Tracker`](crate::tracker).
 
+mod begin;
 mod board;
 mod busy;
 mod caches;
@@ -41,7 +42,7 @@ use layercake_store::StoreClient;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use self::board::{Board, Receiving};
+use self::board::Board;
 use self::caches::Caches;
 use self::queue::Queue;
 use self::receiver::LoadJob;
@@ -59,8 +60,8 @@ use crate::contract::{
 use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
-use crate::plan::{self, Loads};
-use crate::stats::{ConnectorStats, MissReason};
+use crate::plan;
+use crate::stats::ConnectorStats;
 use crate::tracker::Tracker;
 
 /// Layers that may wait to be saved.
@@ -77,6 +78,8 @@ pub struct StoreWorker {
     shares: bool,
     /// Saves wait for the results of this step.
     doubtful: Option<u64>,
+    /// The step whose metadata was taken in last.
+    last: Option<u64>,
     identity: Identity,
     keys: BlockKeys,
     shared: Arc<Shared>,
@@ -136,6 +139,7 @@ impl StoreWorker {
             saves,
             shares: deployment.tp_size > 1,
             doubtful: None,
+            last: None,
             identity: checked.identity,
             keys,
             shared,
@@ -239,67 +243,31 @@ impl StoreWorker {
     /// loads, unless the engine has been told that they don't come back.
     fn leave_step(&mut self) -> Option<Arc<Board>> {
         self.give_up_saves();
+        self.stop_loads();
         let step = self.step.take()?;
-        let board = step.board?;
-        board.stop();
-        (!step.late).then_some(board)
+        (!step.late).then_some(step.board).flatten()
     }
 
-    /// Cancels what lost its blocks, and waits until nothing reads or writes them.
-    fn fence(&mut self, step: &StepMetadata) -> Result<(), ConnectorError> {
-        if let Some(stuck) = &self.stuck {
-            if !stuck.wait_all(self.patience()) {
-                return Err(ConnectorError::Deadline {
-                    what: "the end of loads of a step that was left in the middle",
-                    after: self.patience(),
-                });
-            }
-            self.stuck = None;
+    /// Nothing more of the step is loaded: what has not arrived is void.
+    fn stop_loads(&mut self) {
+        if let Some(board) = self.step.as_ref().and_then(|step| step.board.as_ref()) {
+            board.stop();
+            self.cancel_void();
         }
-        let plan::Fence { over, restored } =
-            self.shared.tracker(|tracker| plan::begin(tracker, step))?;
-        if self.doubtful.is_some() || !(over.is_empty() && step.void.is_empty()) {
-            self.doubtful
-                .take_if(|doubtful| *doubtful <= step.confirmed);
-            self.shared.saves_told.notify_one();
-        }
-        self.ending.extend(step.finished.iter().cloned());
-        let patience = self.patience();
-        // What is not committed by then is lost.
-        self.shared.wait_settled(&restored, patience);
-        if self.shared.wait_settled(&over, patience) {
-            return Ok(());
-        }
-        Err(ConnectorError::Deadline {
-            what: "the end of saves that read the blocks of preempted requests",
-            after: patience,
-        })
     }
 
-    fn begin_loads(&self, caches: &Arc<Caches>, loads: Loads, ready: Event) -> Option<Arc<Board>> {
-        let (rows, lost) = (loads.rows.len(), loads.lost() as u64);
-        if rows == 0 && lost == 0 {
-            return None;
-        }
-        let board = Arc::new(Board::new(loads.blocks, caches.layers()));
-        // The last row is not loaded.
-        board.update(|state| state.fail(rows));
-        self.shared.counters.failed_loads.add(lost);
-        self.shared.counters.miss(MissReason::NeverStored, lost);
-        if rows == 0 {
-            return Some(board);
-        }
-        let job = LoadJob {
-            caches: Arc::clone(caches),
-            staging: self.staging.clone(),
-            receiving: Receiving(Arc::clone(&board)),
-            rows: loads.rows,
-            ready,
-            loading: self.shared.begin_loading(),
+    /// Nobody saves what follows from the step's void blocks, now that it is known which these are.
+    fn cancel_void(&mut self) {
+        let Some(step) = self.step.as_mut() else {
+            return;
         };
-        // A job that is not taken is dropped, which publishes its blocks as invalid.
-        self.loads_queue.push(job, &mut self.patience());
-        Some(board)
+        let requests = std::mem::take(&mut step.requests);
+        let Some(board) = &step.board else {
+            return;
+        };
+        let void = board.look(|state| state.invalid().clone());
+        self.shared
+            .tracker(|tracker| tracker.cancel_users_of(&void, &requests));
     }
 
     fn note_computed(&mut self) {
@@ -339,7 +307,12 @@ impl WorkerSide for StoreWorker {
             call: "start_load",
             detail: "register_caches comes first",
         })?;
-        self.fence(step)?;
+        let over = self.apply(step)?;
+        if let Err(late) = self.fence(&over) {
+            // The engine computes it all the same: its results tell what it lacks.
+            self.step = Some(self.void_step(step, &caches));
+            return Err(late);
+        }
         let key = |hash: &BlockHash| self.key(hash);
         let loads = self
             .shared
@@ -360,15 +333,9 @@ impl WorkerSide for StoreWorker {
         let board = self.begin_loads(&caches, loads, ready);
         let save = self.begin_saves(&caches, saves, board.is_some());
         self.step = Some(Step {
-            number: step.step,
-            requests: step.requests.iter().map(|r| r.request.clone()).collect(),
             board,
             save,
-            told: false,
-            late: false,
-            computing: None,
-            computed: Duration::ZERO,
-            waited: Duration::ZERO,
+            ..Step::new(step)
         });
         Ok(())
     }
@@ -414,10 +381,7 @@ impl WorkerSide for StoreWorker {
                     after: patience,
                 });
             }
-            let void = board.look(|state| state.invalid().clone());
-            let requests = std::mem::take(&mut step.requests);
-            self.shared
-                .tracker(|tracker| tracker.cancel_users_of(&void, &requests));
+            self.cancel_void();
         }
         let layers = self.caches.as_ref().map_or(0, |caches| caches.layers());
         for layer in 0..layers {
@@ -435,6 +399,10 @@ impl WorkerSide for StoreWorker {
             finished,
             ..WorkerResults::default()
         };
+        if self.step.as_ref().is_some_and(|step| !step.told) {
+            // In a step that was left in the middle, what is missing is void.
+            self.stop_loads();
+        }
         let Some(step) = self.step.as_mut() else {
             return results;
         };
@@ -443,8 +411,6 @@ impl WorkerSide for StoreWorker {
         results.compute_micros = u64::try_from(micros).unwrap_or(u64::MAX);
         if let Some(board) = step.board.as_ref().filter(|_| !step.told) {
             step.told = true;
-            // In a step that was left in the middle, what is missing is void.
-            board.stop();
             results.invalid_blocks = board.look(|state| state.invalid().iter().copied().collect());
             results.loaded_bytes = board.loaded_bytes.load(Ordering::Relaxed);
             results.load_micros = u64::try_from(board.busy().as_micros()).unwrap_or(u64::MAX);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::sender::SaveStep;
-use crate::contract::RequestId;
+use crate::contract::{RequestId, StepMetadata};
 
 /// The step that computes.
 pub(super) struct Step {
@@ -21,6 +21,23 @@ pub(super) struct Step {
     pub(super) computing: Option<(usize, Instant)>,
     pub(super) computed: Duration,
     pub(super) waited: Duration,
+}
+
+impl Step {
+    /// One without loads and saves.
+    pub(super) fn new(step: &StepMetadata) -> Self {
+        Self {
+            number: step.step,
+            requests: step.requests.iter().map(|r| r.request.clone()).collect(),
+            board: None,
+            save: None,
+            told: false,
+            late: false,
+            computing: None,
+            computed: Duration::ZERO,
+            waited: Duration::ZERO,
+        }
+    }
 }
 
 pub(super) struct Save {

@@ -82,8 +82,8 @@ impl Rank {
     }
 
     fn begin(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
-        let Fence { over, restored } =
-            plan::begin(&mut self.tracker, step).expect("steps come in order");
+        let (Fence { over, restored }, begun) = plan::begin(&mut self.tracker, step);
+        begun.expect("steps come in order");
         self.ending.extend(step.finished.iter().cloned());
         let waits: BTreeSet<RequestId> = over.into_iter().chain(restored).collect();
         // Nothing reads their blocks from here on.

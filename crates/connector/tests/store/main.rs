@@ -4,6 +4,7 @@ mod cluster;
 mod damaged;
 mod early;
 mod ends;
+mod late;
 mod order;
 mod placement;
 mod random;

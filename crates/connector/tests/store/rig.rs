@@ -64,7 +64,8 @@ impl Rig {
             store.clone(),
             Handle::current(),
         );
-        let ranks = (0..deployment.tp_size).map(|rank| Rank::new(deployment, rank, options, store));
+        let ranks = (0..deployment.tp_size)
+            .map(|rank| Rank::new(deployment, rank, options, store, &Handle::current()));
         Self {
             scheduler: scheduler.expect("covered"),
             ranks: ranks.collect(),
@@ -190,15 +191,16 @@ impl Rig {
 }
 
 impl Rank {
-    fn new(deployment: &Deployment, rank: u32, options: &Options, store: &StoreClient) -> Self {
-        let mut worker = StoreWorker::new(
-            deployment,
-            rank,
-            options.clone(),
-            store.clone(),
-            &Handle::current(),
-        )
-        .expect("covered");
+    pub(crate) fn new(
+        deployment: &Deployment,
+        rank: u32,
+        options: &Options,
+        store: &StoreClient,
+        runtime: &Handle,
+    ) -> Self {
+        let mut worker =
+            StoreWorker::new(deployment, rank, options.clone(), store.clone(), runtime)
+                .expect("covered");
         let layers: Vec<(LayerSpec, Vec<Memory>)> = deployment.groups[0]
             .layers
             .iter()

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One thread calls [`Engine`]. A step is synchronous: planned, computed by all ranks, and applied. A rank
-//! for which the connector does not come to an end in time makes the step's loads void: its requests start
+//! for which the connector does not come to an end in time makes loads of the step void: their requests start
 //! over or fail, as the policy says, and the blocks they loaded into rest until nothing is read into them any
 //! more. A step that fails otherwise ends the engine: every later call says why, and all its requests have failed.
 
@@ -397,10 +397,7 @@ impl Engine {
             self.scheduler.let_go();
         }
         if let (true, Some(step)) = (late, &work.metadata) {
-            let void = self.scheduler.hold(step);
-            for result in &mut results {
-                result.invalid_blocks.extend(&void);
-            }
+            self.scheduler.hold(step);
         }
         let absorbed = match &mut self.connector {
             Some(connector) => connector.absorb(&results),
@@ -426,24 +423,28 @@ impl Engine {
         Ok(self.take_finished())
     }
 
-    /// Gives up what is open, saves what was handed over, and ends all threads and tasks.
+    /// Gives up what is open, saves what was handed over, and ends all threads and tasks. All ranks are closed,
+    /// whatever fails; the first failure is returned.
     pub fn close(mut self, deadline: Duration) -> Result<(), EngineError> {
         let until = Instant::now() + deadline;
         for id in self.scheduler.open_ids() {
             self.abort(&id);
         }
-        while self.broken.is_none() && Instant::now() < until && self.step()? != Progress::Idle {}
+        let mut closed = Ok(());
+        while self.broken.is_none() && Instant::now() < until {
+            match self.step() {
+                Ok(Progress::Idle) => break,
+                Ok(_) => {}
+                // The engine is broken from here on.
+                Err(error) => closed = Err(error),
+            }
+        }
         let runtime = self.runtime.take();
-        let closed: Vec<_> = std::mem::take(&mut self.ranks)
-            .into_iter()
-            .map(|rank| {
-                rank.close(
-                    runtime.as_ref(),
-                    until.saturating_duration_since(Instant::now()),
-                )
-            })
-            .collect();
-        closed.into_iter().collect()
+        for rank in std::mem::take(&mut self.ranks) {
+            let rest = until.saturating_duration_since(Instant::now());
+            closed = closed.and(rank.close(runtime.as_ref(), rest));
+        }
+        closed
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) struct Output {
     pub(super) logits: Vec<Option<Logits>>,
     pub(super) results: Option<WorkerResults>,
     pub(super) stats: Option<ConnectorStats>,
-    /// The connector did not come to an end in time: what the step was to load is void.
+    /// The connector did not come to an end in time: what of the step's loads has not arrived is void.
     pub(super) late: bool,
     /// Something may still be read into the cache.
     pub(super) loading: bool,
@@ -162,15 +162,10 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
     let mut late = hooks.late;
     let mut results = None;
     let mut loading = false;
-    if let (Some(worker), Some(metadata)) = (hooks.worker, &work.metadata) {
+    if let Some(worker) = hooks.worker {
         late = late || is_late(worker.wait_for_save(HostEvent::done()))?;
-        let taken = worker.take_results();
+        results = Some(worker.take_results());
         worker.clear_metadata();
-        results = Some(WorkerResults {
-            // A step that was late from the start has none.
-            step: metadata.step,
-            ..taken
-        });
         loading = !worker.wait_for_loads(Duration::ZERO);
     }
     Ok(Output {
@@ -184,7 +179,7 @@ fn step(parts: &mut Parts, work: &Work) -> Result<Output, EngineError> {
 }
 
 /// Whether a call of the connector's was not over in time. Then the step is computed to its end, for the
-/// other ranks, but without the connector, and what it was to load counts as void.
+/// other ranks, but without the connector, whose results tell what of its loads is void.
 fn is_late<T>(result: Result<T, ConnectorError>) -> Result<bool, EngineError> {
     match result {
         Ok(_) => Ok(false),

@@ -377,8 +377,8 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the blocks from others that a step loads, until [`let_go`](Self::let_go). These blocks.
-    pub(crate) fn hold(&mut self, step: &StepMetadata) -> Vec<BlockId> {
+    /// Keeps the blocks from others that a step loads, until [`let_go`](Self::let_go).
+    pub(crate) fn hold(&mut self, step: &StepMetadata) {
         let mut blocks = Vec::new();
         for request in &step.requests {
             let table = self.running(&request.request).map(|s| &s.table[..]);
@@ -388,7 +388,6 @@ impl Scheduler {
         }
         self.pool.share(&blocks);
         self.held.extend(&blocks);
-        blocks
     }
 
     /// Nothing is read into the blocks any more that were held.

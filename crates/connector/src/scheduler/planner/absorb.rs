@@ -28,10 +28,9 @@ impl Planner {
                 }
             }
         }
-        for (step, blocks) in &invalid {
-            self.cut_back(*step, blocks, &mut absorbed);
-        }
-        self.note_reports(results);
+        let mut void: Vec<_> = invalid.into_iter().collect();
+        self.note_reports(results, &mut void);
+        self.cut_back(&void, &mut absorbed);
         self.note_compute(results);
         self.expire(now, &mut absorbed);
         for request in &absorbed.free {
@@ -40,17 +39,22 @@ impl Planner {
         absorbed
     }
 
-    /// Cuts back whoever uses a block that is void, the owner of the load or not.
-    fn cut_back(&mut self, step: u64, invalid: &HashSet<BlockId>, absorbed: &mut Absorbed) {
+    /// Cuts back whoever uses a block that is void since one of these steps, the owner of the load or not.
+    fn cut_back(&mut self, void: &[(u64, HashSet<BlockId>)], absorbed: &mut Absorbed) {
+        if void.is_empty() {
+            return;
+        }
         let size = self.config.block_size.get();
         for (request, entry) in &mut self.requests {
-            if entry.since_step > step || entry.told != Some(entry.machine.attempt()) {
+            if entry.told != Some(entry.machine.attempt()) {
                 continue;
             }
+            let since = entry.since_step;
+            let void = || void.iter().filter(|(step, _)| *step >= since);
             let used = to_usize(entry.end.div_ceil(size)).min(entry.table.len());
             let first = entry.table[..used]
                 .iter()
-                .position(|id| invalid.contains(id));
+                .position(|id| void().any(|(_, blocks)| blocks.contains(id)));
             let Some(first) = first else {
                 continue;
             };
@@ -79,16 +83,18 @@ impl Planner {
         absorbed.failed.sort_unstable();
     }
 
-    /// Steps are confirmed once what is void by them is known.
-    fn note_reports(&mut self, results: &[WorkerResults]) {
+    /// Steps are confirmed once what is void by them is known. Adds what was to be loaded in steps that a rank never
+    /// reports.
+    fn note_reports(&mut self, results: &[WorkerResults], void: &mut Vec<(u64, HashSet<BlockId>)>) {
         for result in results.iter().filter(|result| result.step <= self.step) {
             let Some(missing) = self.reports.note(result.rank, result.step) else {
                 continue;
             };
             // Whoever may have computed then may have computed from anything.
             let entries = self.requests.iter();
-            let then = entries.filter(|(_, entry)| entry.since_step <= *missing.end());
+            let then = entries.filter(|(_, entry)| entry.since_step <= missing.last);
             self.void.extend(then.map(|(request, _)| request.clone()));
+            void.extend(missing.loads);
         }
     }
 

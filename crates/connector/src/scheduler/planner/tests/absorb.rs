@@ -118,3 +118,29 @@ fn under_the_policy_fail_a_request_fails_once() {
         FreeBlocks::Delayed
     );
 }
+
+// contract: connector-22
+#[test]
+fn what_a_step_was_to_load_is_void_when_a_rank_never_reports_it() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("a", 17, 0, 4), 16);
+    bench.allocate("a", 16);
+    let report = |rank, step| WorkerResults {
+        rank,
+        step,
+        ..WorkerResults::default()
+    };
+    // "c" loads nothing.
+    let table: &[BlockId] = &[0, 1, 2, 3, 4];
+    bench.step(&[("a", table, 17, 16, 1), ("c", &[5, 6], 8, 0, 8)], &[]);
+    let absorbed = bench.planner.absorb(&[report(0, 1)], S(0));
+    assert_eq!(absorbed, Absorbed::default(), "the other may be behind");
+    bench.step(&[("a", table, 17, 17, 1)], &[]);
+    let absorbed = bench.planner.absorb(&[report(0, 2), report(1, 2)], S(0));
+    assert_eq!(absorbed.recompute, [("a".into(), 0)]);
+    assert_eq!(
+        bench.planner.absorb(&[report(1, 1)], S(0)),
+        Absorbed::default()
+    );
+    assert_eq!(bench.step(&[], &[]).void, ["a".into(), "c".into()]);
+}

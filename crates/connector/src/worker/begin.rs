@@ -1,0 +1,137 @@
+//! How a step begins.
+//!
+//! What its metadata tells is told once. So it is taken in before anything can fail, and a step that can't begin in
+//! time is one whose loads are all void. A step that this worker was never given leaves holes in what it knows of
+//! tables: then it forgets them all, and refuses what builds on them.
+
+use std::sync::Arc;
+
+use super::StoreWorker;
+use super::board::{Board, Receiving};
+use super::caches::Caches;
+use super::receiver::LoadJob;
+use super::step::Step;
+use crate::contract::{Event, StepMetadata};
+use crate::error::ConnectorError;
+use crate::plan::{self, Fence, Loads};
+use crate::stats::MissReason;
+
+impl StoreWorker {
+    /// Takes in who is in the step and what became of others. Whose earlier saves must be over first.
+    pub(super) fn apply(&mut self, step: &StepMetadata) -> Result<Fence, ConnectorError> {
+        let number = step.step;
+        if let Some(last) = self.last
+            && number <= last
+        {
+            return Err(ConnectorError::Metadata {
+                detail: format!(
+                    "it is of step {number}, and that of step {last} was taken in before"
+                ),
+            });
+        }
+        let missed = self.last.is_some_and(|last| number > last + 1);
+        self.last = Some(number);
+        let (fence, begun) = self.shared.tracker(|tracker| {
+            let forgotten = if missed {
+                tracker.forget_all()
+            } else {
+                Vec::new()
+            };
+            let (mut fence, begun) = plan::begin(tracker, step);
+            fence.over.extend(forgotten);
+            (fence, begun)
+        });
+        if missed {
+            tracing::warn!(
+                step = number,
+                "this rank was not given every step: what it knew is void"
+            );
+        }
+        if self.doubtful.is_some() || !(fence.over.is_empty() && step.void.is_empty()) {
+            self.doubtful
+                .take_if(|doubtful| *doubtful <= step.confirmed);
+            self.shared.saves_told.notify_one();
+        }
+        self.ending.extend(step.finished.iter().cloned());
+        begun.map(|()| fence)
+    }
+
+    /// Waits until nothing reads or writes blocks that were lost, and nothing is loaded into those of a step that was left.
+    pub(super) fn fence(&mut self, fence: &Fence) -> Result<(), ConnectorError> {
+        let patience = self.patience();
+        let late = |what| ConnectorError::Deadline {
+            what,
+            after: patience,
+        };
+        if let Some(stuck) = &self.stuck {
+            if !stuck.wait_all(patience) {
+                return Err(late(
+                    "the end of loads of a step that was left in the middle",
+                ));
+            }
+            self.stuck = None;
+        }
+        // What is not committed by then is lost.
+        self.shared.wait_settled(&fence.restored, patience);
+        if self.shared.wait_settled(&fence.over, patience) {
+            return Ok(());
+        }
+        Err(late(
+            "the end of saves that read the blocks of preempted requests",
+        ))
+    }
+
+    /// A step of which nothing is loaded or saved.
+    pub(super) fn void_step(&self, step: &StepMetadata, caches: &Caches) -> Step {
+        let counters = &self.shared.counters;
+        if self.saves {
+            let spans = step.requests.iter().filter_map(|part| part.save.as_ref());
+            let saves: usize = spans.map(|span| span.hashes.len()).sum();
+            counters.dropped_saves.add(saves as u64);
+        }
+        let void = self.shared.tracker(|tracker| plan::loaded(tracker, step));
+        if void.is_empty() {
+            return Step::new(step);
+        }
+        counters.failed_loads.add(void.len() as u64);
+        counters.miss(MissReason::TimeOut, void.len() as u64);
+        let rows = vec![void.into_iter().collect()];
+        let board = Arc::new(Board::new(rows, caches.layers()));
+        board.update(|state| state.fail(0));
+        Step {
+            board: Some(board),
+            ..Step::new(step)
+        }
+    }
+
+    pub(super) fn begin_loads(
+        &self,
+        caches: &Arc<Caches>,
+        loads: Loads,
+        ready: Event,
+    ) -> Option<Arc<Board>> {
+        let (rows, lost) = (loads.rows.len(), loads.lost() as u64);
+        if rows == 0 && lost == 0 {
+            return None;
+        }
+        let board = Arc::new(Board::new(loads.blocks, caches.layers()));
+        // The last row is not loaded.
+        board.update(|state| state.fail(rows));
+        self.shared.counters.failed_loads.add(lost);
+        self.shared.counters.miss(MissReason::NeverStored, lost);
+        if rows == 0 {
+            return Some(board);
+        }
+        let job = LoadJob {
+            caches: Arc::clone(caches),
+            staging: self.staging.clone(),
+            receiving: Receiving(Arc::clone(&board)),
+            rows: loads.rows,
+            ready,
+            loading: self.shared.begin_loading(),
+        };
+        // A job that is not taken is dropped, which publishes its blocks as invalid.
+        self.loads_queue.push(job, &mut self.patience());
+        Some(board)
+    }
+}
