@@ -7,6 +7,8 @@
 //!
 //! Raw sockets are measured twice: as the system makes them, and without the pacing that some congestion
 //! controls impose, which is the more they could do.
+//!
+//! Words after `--` choose parts: `single` and `many` pieces in a batch, `safety`, `dead-peer`.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZero;
@@ -25,22 +27,38 @@ use layercake_transport::{Direction, EngineConfig, TransportKind};
 const MEMORY: u64 = 256 << 20;
 const ROUNDS: usize = 7;
 const KINDS: [TransportKind; 3] = [TransportKind::Local, TransportKind::Shm, TransportKind::Tcp];
+const PARTS: [&str; 4] = ["single", "many", "safety", "dead-peer"];
 const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
 fn main() -> Result<()> {
     serve_if_child();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     // `cargo test --benches` only wants to know that it starts.
-    if std::env::args().any(|argument| argument == "--test") {
+    if arguments.iter().any(|argument| argument == "--test") {
         return Ok(());
     }
+    let named = |part: &&str| arguments.iter().any(|argument| argument == *part);
+    let chosen: Vec<&str> = PARTS.into_iter().filter(named).collect();
+    let wanted = |part| chosen.is_empty() || chosen.contains(&part);
     let peer = Arc::new(Peer::start(MEMORY)?);
     let drivers = KINDS
         .iter()
         .map(|kind| Driver::start(*kind, &peer))
         .collect::<Result<Vec<_>>>()?;
-    throughput(&drivers)?;
-    safety(&drivers)?;
-    dead_peer(&drivers[2], &peer)
+    let shapes: Vec<bool> = [("single", false), ("many", true)]
+        .into_iter()
+        .filter_map(|(part, many)| wanted(part).then_some(many))
+        .collect();
+    if !shapes.is_empty() {
+        throughput(&drivers, &shapes)?;
+    }
+    if wanted("safety") {
+        safety(&drivers)?;
+    }
+    if wanted("dead-peer") {
+        dead_peer(&drivers[2], &peer)?;
+    }
+    Ok(())
 }
 
 /// The calls of one measured round: all pieces in one batch, or a batch for each.
@@ -110,7 +128,7 @@ fn as_usize(value: u64) -> usize {
     usize::try_from(value).expect("benches run where 256 MiB can be addressed")
 }
 
-fn throughput(drivers: &[Driver]) -> Result<()> {
+fn throughput(drivers: &[Driver], shapes: &[bool]) -> Result<()> {
     let config = EngineConfig::default();
     let threads = usize::from(config.copy_threads.get()).max(1);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -138,15 +156,15 @@ fn throughput(drivers: &[Driver]) -> Result<()> {
     let source = vec![7; as_usize(MEMORY)];
     let mut target = vec![0; as_usize(MEMORY)];
     for len in SIZES {
-        for many in [false, true] {
-            let shape = Shape::new(len, many);
+        for many in shapes {
+            let shape = Shape::new(len, *many);
             let mut copy = Vec::new();
             let mut sockets = [Vec::new(), Vec::new()];
             let mut moved = vec![Vec::new(); drivers.len() * 2];
             let mut raw = [shape.sockets(Pace::System)?, shape.sockets(Pace::None)?];
             for _ in 0..ROUNDS {
                 // The caller of a transfer takes part in copying, beside the copy threads.
-                let workers = if many { (threads + 1).min(cores) } else { 1 };
+                let workers = if *many { (threads + 1).min(cores) } else { 1 };
                 copy.push(gigabytes_per_second(shape.bytes(), || {
                     for places in shape.calls() {
                         copy_scattered(&source, &mut target, places, as_usize(len), workers);

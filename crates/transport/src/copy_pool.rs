@@ -26,7 +26,7 @@ mod inline;
 mod run;
 
 pub(crate) use cut::Part;
-pub(crate) use run::{Moved, PartMover, PieceRun};
+pub(crate) use run::{Moved, PartMover, PieceRun, Results};
 
 /// Something to be done in units, by several threads at once.
 pub(crate) trait Work: Send + Sync {

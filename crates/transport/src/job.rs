@@ -14,13 +14,14 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
 
 use crate::batch::{Batch, Direction, Piece};
 use crate::config::TransportKind;
 use crate::endpoint::Endpoint;
 use crate::error::PieceError;
 use crate::lead::{self, Lead};
-use crate::memory::RegionPin;
+use crate::memory::Pins;
 use crate::stats::{StatsTable, nanos};
 use crate::transfer::{Outcome, PieceDone};
 
@@ -52,7 +53,7 @@ pub(crate) struct Job {
     batch: Batch,
     submitted: Instant,
     deadline: Instant,
-    slots: Box<[AtomicU64]>,
+    slots: SmallVec<[AtomicU64; 1]>,
     remaining: AtomicUsize,
     /// [`TransportKind::index`] of what carries it, or [`NO_TRANSPORT`].
     transport: AtomicU8,
@@ -69,7 +70,7 @@ pub(crate) struct Job {
 
 #[derive(Default)]
 struct State {
-    pins: Vec<RegionPin>,
+    pins: Pins,
     wakers: Vec<Waker>,
 }
 
@@ -116,7 +117,7 @@ impl Job {
         default_deadline: Duration,
         stats: Arc<StatsTable>,
     ) -> Arc<Self> {
-        let mut pins: Vec<RegionPin> = Vec::new();
+        let mut pins = Pins::new();
         let mut early: Vec<(usize, Result<PieceDone, PieceError>)> = Vec::new();
         for (index, piece) in batch.pieces.iter().enumerate() {
             if piece.local.len() != piece.remote.len {
@@ -144,7 +145,7 @@ impl Job {
         count: usize,
         default_deadline: Duration,
         stats: Arc<StatsTable>,
-        pins: Vec<RegionPin>,
+        pins: Pins,
     ) -> Arc<Self> {
         let submitted = Instant::now();
         let allowed = batch.deadline.unwrap_or(default_deadline);
@@ -186,7 +187,7 @@ impl Job {
             checksum: false,
             deadline: None,
         };
-        Self::with_slots(batch, 1, deadline, stats, Vec::new())
+        Self::with_slots(batch, 1, deadline, stats, Pins::new())
     }
 
     pub(crate) fn pieces(&self) -> &[Piece] {
@@ -367,6 +368,9 @@ impl Job {
 
     /// Waits until the job is done or `until` has passed; says whether it is done.
     pub(crate) fn wait(self: &Arc<Self>, until: Option<Instant>) -> bool {
+        if self.is_done() {
+            return true;
+        }
         if let Some(helper) = self.helper.get() {
             while !self.is_done() && until.is_none_or(|until| Instant::now() < until) {
                 if !helper.help(self, until) {

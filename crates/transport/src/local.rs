@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::backend::{Backend, Context};
 use crate::batch::{Direction, RemoteSlice};
 use crate::config::TransportKind;
-use crate::copy_pool::{CopyPool, Moved, Part, PartMover, PieceRun};
+use crate::copy_pool::{CopyPool, Moved, Part, PartMover, PieceRun, Results};
 use crate::error::{PieceError, Refusal};
 use crate::job::{Job, PieceSet};
 use crate::memory::Served;
@@ -114,7 +114,7 @@ impl LocalMover {
 }
 
 impl PartMover for LocalMover {
-    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Vec<Moved>) {
+    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results) {
         let mut last = None;
         for part in parts {
             let result = self.move_part(job, part, &mut last);

@@ -73,6 +73,12 @@ fn owner(role: &str) {
                 memory.copy_out(0, &mut bytes).expect("inside");
                 tell(&(bytes == pattern(number(2), bytes.len())).to_string());
             }
+            // Another program in this process: it goes on, the engine does not.
+            "become" => {
+                let mut other = std::process::Command::new("sh");
+                other.args(["-c", "echo; echo '@@ another'; read -r line"]);
+                panic!("{}", std::os::unix::process::CommandExt::exec(&mut other));
+            }
             "refusals" => tell(&engine.stats().security_refusals.to_string()),
             other => panic!("no such request: {other}"),
         }
@@ -240,6 +246,34 @@ fn dev_07_an_owner_killed_in_mid_traffic_ends_transfers_with_an_error_over_shm()
         let outcome = transfer(&engine, &remote, Direction::Read, all(&remote, &mine));
         assert_eq!(outcome.first_error(), Some(PieceError::PeerGone));
         assert!(begun.elapsed() < LIMIT / 3);
+    }
+}
+
+// contract: transport-8
+#[test]
+fn dev_07_nothing_is_done_over_shm_once_its_owner_is_gone() {
+    let engine = patient_engine();
+    for request in ["allocate 100000 1", "register 100000 1"] {
+        for ends in ["killed", "terminated", "another program"] {
+            let (mut owner, remote) = start_owner("owner", request);
+            let mine = engine
+                .allocate(remote.len, AllocateOptions::default())
+                .expect("allocated");
+            let write = || transfer(&engine, &remote, Direction::Write, all(&remote, &mine));
+            assert_eq!(write().first_error(), None);
+            match ends {
+                "killed" => owner.kill(),
+                "terminated" => {
+                    owner.signal(rustix::process::Signal::TERM);
+                    owner.reap();
+                }
+                _ => assert_eq!(owner.ask("become"), "another"),
+            }
+            // At once: what has seen the owner's end by now is the kernel alone.
+            for _ in 0..3 {
+                assert_eq!(write().first_error(), Some(PieceError::PeerGone), "{ends}");
+            }
+        }
     }
 }
 

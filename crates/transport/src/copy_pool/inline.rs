@@ -7,8 +7,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use super::cut::{Part, UNIT_BYTES, UNIT_PARTS};
-use super::run::{Moved, PartMover};
+use super::run::{Moved, PartMover, Results};
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;
@@ -21,13 +23,16 @@ const MAX_PIECES: usize = 64;
 
 const _: () = assert!(MAX_PIECES <= UNIT_PARTS);
 
+/// A small batch's pieces. One or few are kept without memory of their own, as what came of them is.
+type Parts = SmallVec<[Part; 4]>;
+
 /// The pieces that need something, each as one part; none if they are too many or too large.
-pub(super) fn parts(job: &Job, set: &PieceSet) -> Option<Vec<Part>> {
+pub(super) fn parts(job: &Job, set: &PieceSet) -> Option<Parts> {
     let positions = match set {
         PieceSet::All => job.pieces().len(),
         PieceSet::Some(indices) => indices.len(),
     };
-    let mut parts = Vec::with_capacity(positions.min(MAX_PIECES));
+    let mut parts = Parts::with_capacity(positions.min(MAX_PIECES));
     let mut bytes = 0_u64;
     for piece in job.pending(set) {
         let len = job.pieces()[piece].remote.len;
@@ -51,7 +56,7 @@ pub(super) fn run(job: Arc<Job>, parts: &[Part], mover: &impl PartMover) {
         unfinished: parts,
     };
     let now = Instant::now();
-    let mut results = Vec::with_capacity(parts.len());
+    let mut results = Results::with_capacity(parts.len());
     if let Some(reason) = job.stop_reason(now) {
         results.resize(parts.len(), Moved::Failed(reason));
     } else if !parts.is_empty() {

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use layercake_protocol::checksum::combine;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::cut::{Cutter, Part, UNIT_BYTES, UNIT_PARTS};
 use super::{CopyPool, Work, inline};
@@ -34,10 +35,13 @@ pub(crate) enum Moved {
     HandBack,
 }
 
+/// What came of the parts of a unit.
+pub(crate) type Results = SmallVec<[Moved; 4]>;
+
 /// How the bytes of a batch are moved.
 pub(crate) trait PartMover: Send + Sync {
     /// Moves these parts and adds one result for each to `moved`, in order.
-    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Vec<Moved>);
+    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results);
 
     /// All units are over. An error takes the place of every success.
     fn conclude(&self, job: &Job) -> Result<(), PieceError>;
@@ -276,7 +280,7 @@ impl Work for PieceRun {
         let mut open = OpenUnit {
             run: self,
             parts: &unit,
-            moved: Vec::with_capacity(unit.len()),
+            moved: Results::with_capacity(unit.len()),
             start,
         };
         self.mover.move_unit(&self.job, &unit, &mut open.moved);
@@ -302,7 +306,7 @@ impl Work for PieceRun {
 struct OpenUnit<'a> {
     run: &'a PieceRun,
     parts: &'a [Part],
-    moved: Vec<Moved>,
+    moved: Results,
     start: Instant,
 }
 

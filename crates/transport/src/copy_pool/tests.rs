@@ -119,7 +119,7 @@ impl Gate {
 }
 
 impl PartMover for FakeMover {
-    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Vec<Moved>) {
+    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results) {
         if let Some(gate) = &self.gate {
             gate.pass();
         }

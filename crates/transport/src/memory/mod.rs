@@ -22,7 +22,7 @@ pub use tags::TAG_GRANULE;
 
 pub(crate) use grace::Mark;
 pub(crate) use raw::Mapping;
-pub(crate) use region::{RegionEntry, RegionPin, Served};
+pub(crate) use region::{Pins, RegionEntry, Served};
 pub(crate) use registry::{RegionObserver, Registry};
 pub(crate) use tags::{check_tags, claim_tags, confirm_tags, tag_granules};
 

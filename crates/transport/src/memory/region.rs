@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use layercake_protocol::ids::{Capability, Generation, MemoryKind, RegionId};
 use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
 
 use super::grace::Begun;
 use super::raw::{self, Mapping, OwnedBytes};
@@ -295,6 +296,9 @@ impl fmt::Debug for RegionEntry {
 /// An operation at work on a region.
 #[derive(Debug)]
 pub(crate) struct RegionPin(Arc<RegionEntry>);
+
+/// The pins of a batch: one or two, mostly.
+pub(crate) type Pins = SmallVec<[RegionPin; 2]>;
 
 impl RegionPin {
     pub(crate) fn entry(&self) -> &Arc<RegionEntry> {

@@ -2,7 +2,7 @@
 
 use layercake_protocol::ids::RegionId;
 
-use super::{Memory, RegionPin};
+use super::{Memory, Pins};
 use crate::racy::{self, Source, Target};
 
 /// Bytes in this process that a batch reads or writes. Keeps registered memory alive.
@@ -78,7 +78,7 @@ impl LocalSlice {
     /// together before they are sent. `None`, and nothing is copied: the lengths differ, or one of both was
     /// unregistered.
     pub fn copy_to(&self, target: &Self) -> Option<u32> {
-        let mut pins = Vec::with_capacity(2);
+        let mut pins = Pins::new();
         let usable = self.len == target.len;
         if !usable || !self.pin_into(&mut pins) || !target.pin_into(&mut pins) {
             return None;
@@ -89,7 +89,7 @@ impl LocalSlice {
     /// Copies bytes in that are as many. `false`, and nothing is copied: they are not, or the memory was
     /// unregistered.
     pub fn fill(&self, bytes: &[u8]) -> bool {
-        let mut pins = Vec::new();
+        let mut pins = Pins::new();
         let usable = self.len == bytes.len() as u64 && self.pin_into(&mut pins);
         if usable {
             racy::copy(self.target(), Source::from_slice(bytes));
@@ -140,7 +140,7 @@ impl LocalSlice {
     }
 
     /// Pins the region. `false` if it was withdrawn. Neighbouring pieces of one region share a pin.
-    pub(crate) fn pin_into(&self, pins: &mut Vec<RegionPin>) -> bool {
+    pub(crate) fn pin_into(&self, pins: &mut Pins) -> bool {
         let Place::Registered { memory, .. } = &self.place else {
             return true;
         };

@@ -112,7 +112,7 @@ fn a_pinned_region_is_waited_for_and_kept() {
     assert!(
         memory
             .slice(0, 10)
-            .is_ok_and(|slice| !slice.pin_into(&mut Vec::new()))
+            .is_ok_and(|slice| !slice.pin_into(&mut Pins::new()))
     );
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| memory.unregister(Duration::from_secs(20)));

@@ -5,12 +5,12 @@
 //! closed by its last drop, so to the owner a hang-up means that no copy of this engine is under way.
 //! Regions are dropped from the cache when they are withdrawn; their mappings go with the last copy.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use layercake_protocol::ids::{Capability, EngineId, Generation, RegionId};
 use parking_lot::{Mutex, RwLock};
@@ -39,7 +39,7 @@ pub(super) struct Attachment {
     /// Jobs that wait for regions to be opened.
     pub(super) parking: Mutex<Parking>,
     table: PeerTable,
-    regions: RwLock<HashMap<RegionId, Arc<RegionView>>>,
+    regions: RwLock<BTreeMap<RegionId, Arc<RegionView>>>,
     /// Whether the kernel lets this process reach the owner's memory by address.
     by_address: AtomicBool,
 }
@@ -83,9 +83,11 @@ impl Attachment {
         })
     }
 
-    /// Whether the owner is still there. Asks the kernel.
+    /// Whether the owner is still there, later than whatever the caller has written and read. Asks the
+    /// kernel only if the owner does not say so itself.
     pub(super) fn is_alive(&self) -> bool {
-        self.channel.is_open()
+        fence(Ordering::SeqCst);
+        self.table.is_owner_here() || self.channel.is_open()
     }
 
     pub(super) fn reaches_by_address(&self) -> bool {

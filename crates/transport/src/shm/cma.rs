@@ -8,12 +8,12 @@
 //! Invariant: the local spans are mapped while the call runs, which their makers proved; the remote
 //! ranges are numbers that the kernel checks. What they are *worth* is for the caller to know: the
 //! region's entry is validated before and after, the owner keeps the memory while a slot is raised,
-//! and a process id stays that of the owner while its socket is open (the id was given by the kernel
-//! for that socket, and is not reused before the process is gone). So the caller asks the socket
+//! and a process id stays that of the owner while it is there (the id was given by the kernel for the
+//! owner's socket, and is not reused before the process is gone). So the caller asks whether it is
 //! before each call.
 //!
 //! Not guarded: these calls name a process by id, and there is no form of them that takes a process
-//! descriptor. An owner that ends after the socket was asked, is reaped, and has its id given to another
+//! descriptor. An owner that ends after that was asked, is reaped, and has its id given to another
 //! process of the same user before the call is made, all in a moment, would have that process read or
 //! written instead, if it has memory at the same address. A kernel hands out ids in turn, so that takes
 //! as many new processes as there are ids.

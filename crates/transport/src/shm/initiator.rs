@@ -11,18 +11,18 @@
 //! Lock order: `links`, then an attachment's parking, then its regions. Neither is held while a job is
 //! given results, started or handed on.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use layercake_protocol::ids::{Capability, EngineId, RegionId};
+use layercake_protocol::ids::EngineId;
 use mio::Waker;
 use parking_lot::Mutex;
 
-use super::attachment::{Attachment, RegionView};
-use super::mover::{ShmMover, Views};
+use super::attachment::Attachment;
+use super::mover::{Key, Opened, ShmMover, Views};
 use super::wire::{Message, NotOpenedReason};
 use crate::backend::Context;
 use crate::config::TransportKind;
@@ -46,9 +46,6 @@ enum Link {
     Attached(Arc<Attachment>),
     Unusable { until: Instant },
 }
-
-/// A region and the capability that it was asked for with.
-type Key = (RegionId, Capability);
 
 /// Pieces of a job that wait for regions to be opened.
 struct Parked {
@@ -78,7 +75,7 @@ pub(super) struct Initiator {
 
 #[derive(Default)]
 struct Links {
-    by_engine: HashMap<EngineId, Link>,
+    by_engine: BTreeMap<EngineId, Link>,
     to_attach: Vec<Arc<Endpoint>>,
     closed: bool,
 }
@@ -215,9 +212,18 @@ impl Initiator {
     fn begin(&self, attachment: &Arc<Attachment>, waiting: Waiting) {
         let mut views = Views::default();
         let mut missing = HashSet::new();
-        for key in keys(&waiting) {
+        let mut last = None;
+        for piece in waiting.job.pending(&waiting.set) {
+            let Some(piece) = waiting.job.pieces().get(piece) else {
+                continue;
+            };
+            let key = (piece.remote.region, piece.remote.capability);
+            // Pieces of one region mostly come together.
+            if last.replace(key) == Some(key) || views.has(key) || missing.contains(&key) {
+                continue;
+            }
             match opened(attachment, &key) {
-                Some(view) => views.insert(key.0, key.1, view),
+                Some(view) => views.insert(key, view),
                 None => {
                     missing.insert(key);
                 }
@@ -236,7 +242,7 @@ impl Initiator {
         // Answers are taken in under this lock: one may have come just now.
         missing.retain(|key| match opened(attachment, key) {
             Some(view) => {
-                views.insert(key.0, key.1, view);
+                views.insert(*key, view);
                 false
             }
             None => true,
@@ -381,24 +387,8 @@ impl Initiator {
     }
 }
 
-/// The regions of these pieces, each once per capability.
-fn keys(waiting: &Waiting) -> HashSet<Key> {
-    let mut keys = HashSet::new();
-    let mut last = None;
-    for piece in waiting.job.pending(&waiting.set) {
-        if let Some(piece) = waiting.job.pieces().get(piece) {
-            let key = (piece.remote.region, piece.remote.capability);
-            if last != Some(key) {
-                keys.insert(key);
-                last = Some(key);
-            }
-        }
-    }
-    keys
-}
-
 /// The region, if it is open; an error if it is, but not with this capability.
-fn opened(attachment: &Attachment, key: &Key) -> Option<Result<Arc<RegionView>, Moved>> {
+fn opened(attachment: &Attachment, key: &Key) -> Option<Opened> {
     let view = attachment.region(key.0)?;
     Some(if view.capability.matches(&key.1) {
         Ok(view)
@@ -437,12 +427,12 @@ fn end_parked(attachment: &Attachment, error: PieceError) {
 
 impl Parking {
     /// Notes an answer; returns what waits for nothing more.
-    fn answer(&mut self, key: Key, view: &Result<Arc<RegionView>, Moved>) -> Vec<Parked> {
+    fn answer(&mut self, key: Key, view: &Opened) -> Vec<Parked> {
         self.asked.remove(&key);
         let mut ready = Vec::new();
         for mut parked in std::mem::take(&mut self.parked) {
             if parked.missing.remove(&key) {
-                parked.views.insert(key.0, key.1, view.clone());
+                parked.views.insert(key, view.clone());
             }
             if parked.missing.is_empty() {
                 ready.push(parked);

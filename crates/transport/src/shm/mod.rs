@@ -13,7 +13,7 @@
 //! | [`owner`] | regions shown, peers attached, waiting for their copies |
 //! | [`initiator`], [`attachment`] | owners attached, regions opened, batches that wait for either |
 //! | [`mover`] | validate, copy, validate again |
-//! | [`raw`], [`cma`] | the unsafe parts |
+//! | [`raw`], [`cma`], [`alive`] | the unsafe parts |
 //!
 //! The initiator counts what moves; an owner's counters see the refused pieces that its peers report,
 //! and no bytes.
@@ -26,6 +26,7 @@
 //! process is not gone; a new attachment ends as unreachable after the connect deadline, a new region
 //! as stalled after the progress deadline.
 
+mod alive;
 mod attachment;
 mod cma;
 mod greeting;
@@ -96,9 +97,10 @@ impl Shm {
         });
         let service = Service::new(Arc::clone(&shared), events, listener);
         let service = service.map_err(failed("waiting for events"))?;
+        let exports = Arc::clone(&shared.exports);
         let thread = std::thread::Builder::new()
             .name("lc-shm".to_owned())
-            .spawn(move || service.run())
+            .spawn(move || exports.while_here(|| service.run()))
             .map_err(failed("starting a thread"))?;
         Ok(Arc::new(Self {
             name,

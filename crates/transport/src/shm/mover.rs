@@ -3,8 +3,8 @@
 //! For each unit: raise a slot, validate each part (region, capability, access, bounds, and that the
 //! entry is still current), check or claim generation tags, copy, check the tags and the entry again,
 //! lower the slot. What was validated stays in place while the slot is raised, since the owner waits
-//! for it. Once per batch, after the last byte, the owner's socket is asked whether it is still there:
-//! bytes exchanged with the memory of a dead process are worth nothing.
+//! for it. Once per batch, after the last byte, it is made sure that the owner is still there: bytes
+//! exchanged with the memory of a dead process are worth nothing.
 //!
 //! Pieces that this side refuses on the owner's behalf are reported to it, to be counted there.
 
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use layercake_protocol::ids::{Capability, RegionId};
+use smallvec::SmallVec;
 
 use super::attachment::{Attachment, Backing, RegionView};
 use super::cma::{self, Failure, Range};
@@ -19,37 +20,38 @@ use super::raw::View;
 use crate::backend::Context;
 use crate::batch::{Direction, Piece};
 use crate::config::TransportKind;
-use crate::copy_pool::{Moved, Part, PartMover};
+use crate::copy_pool::{Moved, Part, PartMover, Results};
 use crate::error::{PieceError, Refusal};
 use crate::job::{Job, PieceSet};
 use crate::racy::{self, Source, Target, fence_after, fence_before};
 
-/// The regions of a batch: opened, or what that came to.
+/// A region and the capability that it was asked for with.
+pub(super) type Key = (RegionId, Capability);
+
+/// A region that was opened, or what asking for it came to.
+pub(super) type Opened = Result<Arc<RegionView>, Moved>;
+
+/// The regions of a batch. Most have one.
 #[derive(Debug, Default)]
-pub(super) struct Views(Vec<(RegionId, Capability, Result<Arc<RegionView>, Moved>)>);
+pub(super) struct Views(SmallVec<[(Key, Opened); 1]>);
 
 impl Views {
-    pub(super) fn insert(
-        &mut self,
-        region: RegionId,
-        capability: Capability,
-        view: Result<Arc<RegionView>, Moved>,
-    ) {
-        let at = self.0.partition_point(|(known, ..)| *known < region);
-        self.0.insert(at, (region, capability, view));
+    pub(super) fn insert(&mut self, key: Key, view: Opened) {
+        let at = self.0.partition_point(|(known, _)| known.0 < key.0);
+        self.0.insert(at, (key, view));
     }
 
-    fn find(
-        &self,
-        region: RegionId,
-        capability: &Capability,
-    ) -> Option<&Result<Arc<RegionView>, Moved>> {
-        let from = self.0.partition_point(|(known, ..)| *known < region);
+    pub(super) fn has(&self, key: Key) -> bool {
+        self.find(key).is_some()
+    }
+
+    fn find(&self, key: Key) -> Option<&Opened> {
+        let from = self.0.partition_point(|(known, _)| known.0 < key.0);
         let same_region = self.0[from..]
             .iter()
-            .take_while(|(known, ..)| *known == region);
-        let mut found = same_region.filter(|(_, known, _)| known == capability);
-        found.next().map(|(_, _, view)| view)
+            .take_while(|(known, _)| known.0 == key.0);
+        let mut found = same_region.filter(|(known, _)| known.1 == key.1);
+        found.next().map(|(_, view)| view)
     }
 }
 
@@ -92,7 +94,7 @@ impl ShmMover {
     fn locate<'a>(&'a self, job: &'a Job, part: &'a Part) -> Result<Place<'a>, Moved> {
         let piece = &job.pieces()[part.piece];
         let remote = &piece.remote;
-        let view = match self.views.find(remote.region, &remote.capability) {
+        let view = match self.views.find((remote.region, remote.capability)) {
             Some(Ok(view)) => view,
             Some(Err(Moved::Failed(PieceError::Refused(refusal)))) => {
                 return Err(self.refuse(part, *refusal));
@@ -251,9 +253,10 @@ fn local_range(part: &Part) -> (usize, usize) {
 }
 
 impl PartMover for ShmMover {
-    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Vec<Moved>) {
+    fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results) {
         let slot = self.attachment.slots.raise();
-        let places: Vec<_> = parts.iter().map(|part| self.locate(job, part)).collect();
+        let places = parts.iter().map(|part| self.locate(job, part));
+        let places: SmallVec<[_; 4]> = places.collect();
         let mut by_address = Vec::new();
         let first = moved.len();
         let mut places = places.into_iter().peekable();

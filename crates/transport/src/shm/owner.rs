@@ -99,6 +99,11 @@ impl Exports {
         self.table.file()
     }
 
+    /// Runs all that the service thread does. Peers see by it that this engine is there.
+    pub(super) fn while_here<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.table.while_here(work)
+    }
+
     /// Notes a peer that is about to get its descriptors; returns its slots' file. None if there are
     /// too many.
     pub(super) fn attach(
@@ -266,6 +271,7 @@ impl Exports {
     /// Withdraws everything, waits for copies under way, and tells peers that this engine is closing.
     /// Peers that are still copying at `until` stay known, for later waits to ask about.
     pub(super) fn close(&self, until: Instant) -> bool {
+        self.table.leave();
         let published = std::mem::take(&mut *self.published.lock());
         for index in published.into_values() {
             self.table.withdraw(index);

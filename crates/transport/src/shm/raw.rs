@@ -133,6 +133,13 @@ impl View {
         }
     }
 
+    /// Keeps the first page in memory from here on, also when that is short.
+    pub(super) fn lock_first_page(&self) -> io::Result<()> {
+        // SAFETY: every mapping has a page; locking it changes no byte.
+        unsafe { rustix::mm::mlock(self.map.addr() as *mut c_void, 1) }?;
+        Ok(())
+    }
+
     /// These bytes, to copy from; none if they reach past the end.
     pub(super) fn source(&self, offset: u64, len: u64) -> Option<Source<'_>> {
         // SAFETY: the mapping is readable and lives as long as the borrow of `self`.

@@ -6,6 +6,8 @@
 //! entry is still the one that it looked up. That load is the whole validation of a copy, before and
 //! after; see [`super::slots`] for how it works together with the slots.
 //!
+//! The table's header also says whether the owner is there, see [`super::alive`].
+//!
 //! Looking an entry up is a sequence lock: version, fields, version again. Fields are atomics, so a
 //! look-up that races with the owner reads numbers that don't belong together, notices, and says that
 //! there is no entry.
@@ -19,6 +21,7 @@ use layercake_protocol::ids::{MemoryKind, RegionId};
 use parking_lot::Mutex;
 use rustix::fs::SealFlags;
 
+use super::alive;
 use super::raw::View;
 use crate::memory::Access;
 
@@ -31,9 +34,13 @@ const WORDS: usize = 8;
 /// Bytes of the table.
 const LEN: u64 = (CAPACITY as u64 + 1) * (WORDS * size_of::<u64>()) as u64;
 
-/// What the header's words hold: which table this is, and its layout.
+/// What the header's words hold: which table this is, its layout, and from [`ALIVE`] on whether its owner
+/// is there. Owners of earlier versions leave the last at zero, which says nothing.
 const MAGIC: u64 = u64::from_le_bytes(*b"lc-table");
 const LAYOUT: u64 = 1;
+const ALIVE: usize = 2;
+
+const _: () = assert!(ALIVE + alive::WORDS <= WORDS, "part of the header");
 
 const MAPPED: u64 = 1;
 const TAGS: u64 = 1 << 1;
@@ -124,6 +131,11 @@ fn place(words: &[AtomicU64], index: u32) -> Option<&[AtomicU64; WORDS]> {
     words.get(start..start.checked_add(WORDS)?)?.as_array()
 }
 
+/// The header's words that say whether the owner is there.
+fn alive(words: &[AtomicU64]) -> Option<&[AtomicU64; alive::WORDS]> {
+    words.get(ALIVE..)?.first_chunk()
+}
+
 /// The owner's table.
 pub(super) struct Table {
     file: OwnedFd,
@@ -155,6 +167,24 @@ impl Table {
     /// The file to send to peers.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Runs all that the owner's thread does, and says meanwhile that the owner is there.
+    pub(super) fn while_here<T>(&self, work: impl FnOnce() -> T) -> T {
+        let locked = self.view.lock_first_page().inspect_err(|error| {
+            tracing::debug!(%error, "peers have to ask the kernel whether this engine is there");
+        });
+        match alive(self.view.words()) {
+            Some(words) if locked.is_ok() => alive::while_here(words, work),
+            _ => work(),
+        }
+    }
+
+    /// Says no longer that the owner is there.
+    pub(super) fn leave(&self) {
+        if let Some(words) = alive(self.view.words()) {
+            alive::leave(words);
+        }
     }
 
     /// Shows a region; none if the table is full.
@@ -240,6 +270,11 @@ impl PeerTable {
             ));
         }
         Ok(Self { view })
+    }
+
+    /// Whether the owner is there. `false` says nothing.
+    pub(super) fn is_owner_here(&self) -> bool {
+        alive(self.view.words()).is_some_and(alive::is_here)
     }
 
     /// The entry at an index and its version, if one is published there.
@@ -340,6 +375,22 @@ mod tests {
         assert_eq!(table.publish(some_entry(1)), Some(first));
         assert!(!peer.is_current(first, version));
         assert!(peer.read(u32::MAX).is_none() && !peer.is_current(u32::MAX, 0));
+    }
+
+    #[test]
+    fn peers_see_whether_the_owner_is_there_and_nothing_else_of_it() {
+        let table = Table::create().expect("created");
+        let peer = PeerTable::map(table.file()).expect("mapped");
+        let index = table.publish(some_entry(1)).expect("room");
+        assert!(!peer.is_owner_here());
+        table.while_here(|| {
+            assert!(peer.is_owner_here());
+            assert!(PeerTable::map(table.file()).is_ok());
+            let (_, seen) = peer.read(index).expect("published");
+            assert_eq!(seen, some_entry(1));
+            table.leave();
+            assert!(!peer.is_owner_here());
+        });
     }
 
     #[test]

@@ -243,6 +243,11 @@ impl Child {
         self.process.wait().expect("the child ends");
     }
 
+    /// Waits until the child, which was told to end, has done so.
+    pub(crate) fn reap(&mut self) {
+        self.process.wait().expect("the child ends");
+    }
+
     /// Stops the child and waits until it stands still.
     pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
