@@ -16,6 +16,7 @@ mod dev_leases;
 mod dev_puts;
 mod dev_sessions;
 mod early;
+mod early_ends;
 mod guesses;
 mod holds;
 mod lanes;
