@@ -62,6 +62,16 @@ fn asks() -> Vec<Ask> {
     ]
 }
 
+/// What a run had to do without.
+#[derive(Debug, Default)]
+struct Lost {
+    lookups: u64,
+    loads: u64,
+    saves: u64,
+    /// Leases that were not given back, as far as the client knows.
+    leases: u64,
+}
+
 struct Bench {
     side: Side,
     config: EngineConfig,
@@ -136,16 +146,20 @@ impl Bench {
             "kv_load_failure_policy": policy,
         });
         let link = cluster.link_of(store, &options);
-        let (mut lost_loads, mut lost_lookups) = (0, 0);
+        let mut lost = Lost::default();
         for _ in 0..rounds {
             let mut engine = Engine::with_store(&self.config, &link).expect("good");
             let found = run(&mut engine, &asks());
             self.judge(&found, policy, &what);
             assert_eq!(engine.idle_blocks() as u64, self.config.blocks, "{what}");
             let cuts = found.iter().map(|one| one.cuts).sum::<u32>();
-            lost_loads += cuts as usize + found.iter().filter(|one| one.failed).count();
-            let (scheduler, _) = engine.connector_stats().expect("it has a store");
-            lost_lookups += scheduler.missed(MissReason::Master);
+            lost.loads += u64::from(cuts) + found.iter().filter(|one| one.failed).count() as u64;
+            let (scheduler, workers) = engine.connector_stats().expect("it has a store");
+            lost.lookups += scheduler.missed(MissReason::Master);
+            lost.saves += workers
+                .iter()
+                .map(|worker| worker.failed_saves)
+                .sum::<u64>();
             engine.close(PATIENCE).expect("everything ends");
             if plan.kind == Kind::End && self.side == Side::Decode {
                 cluster.eventually("leases are given back", |_| meddler.struck() > 0);
@@ -159,19 +173,36 @@ impl Bench {
         if meddler.struck() == 0 {
             return None;
         }
-        // It was felt.
-        let is_lost = match plan.fault {
-            Fault::LoseRequest | Fault::LoseAnswer => true,
-            Fault::Delay(pause) => pause > call,
-            _ => false,
-        };
-        if is_lost && plan.kind == Kind::LookUp {
-            assert!(lost_lookups > 0, "{what}");
-        }
-        if is_lost && plan.kind == Kind::Start && self.side == Side::Decode {
-            assert!(lost_loads > 0, "{what}");
-        }
+        // Returns when leases that are being given back have been.
+        cluster.runtime.block_on(link.store.end_gets(Vec::new()));
+        let stats = link.store.stats();
+        lost.leases = stats.gets_started.saturating_sub(stats.leases_returned);
+        self.felt(plan, call, &lost, &meddler, &what);
         Some(meddler.overtaken() > 0)
+    }
+
+    /// Whether the fault had the effect that it must have, or none where it must have none.
+    #[track_caller]
+    fn felt(&self, plan: Plan, call: Duration, lost: &Lost, meddler: &Meddler, what: &str) {
+        let of_kind = match (plan.kind, self.side) {
+            (Kind::LookUp, _) => lost.lookups,
+            (Kind::Start, Side::Prefill) => lost.saves,
+            (Kind::Start, Side::Decode) => lost.loads,
+            // A commit that nobody answered is asked again.
+            (Kind::End, Side::Prefill) => lost.saves + meddler.repeated() as u64,
+            (Kind::End, Side::Decode) => lost.leases,
+        };
+        match plan.fault {
+            Fault::LoseRequest | Fault::LoseAnswer => assert!(of_kind > 0, "{what}: {lost:?}"),
+            Fault::Delay(pause) if pause > call => assert!(of_kind > 0, "{what}: {lost:?}"),
+            Fault::Cut => assert!(meddler.reconnected() > 0, "{what}: {lost:?}"),
+            // It came late, and nobody minded.
+            Fault::Delay(_) => assert_eq!(of_kind, 0, "{what}: {lost:?}"),
+            // Where no other message came, it never did.
+            Fault::ReorderRequest | Fault::ReorderAnswer => {
+                assert!(of_kind > 0 || meddler.overtaken() > 0, "{what}: {lost:?}");
+            }
+        }
     }
 
     /// All kinds and faults. Most of a cell's time is waiting, so they run side by side.

@@ -68,6 +68,10 @@ struct State {
     seen: AtomicUsize,
     struck: AtomicUsize,
     overtaken: AtomicUsize,
+    /// The request that met the fault.
+    victim: Mutex<Option<Request>>,
+    repeated: AtomicUsize,
+    reconnected: AtomicUsize,
 }
 
 impl State {
@@ -78,6 +82,14 @@ impl State {
 
     fn strike(&self) {
         self.struck.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes a request that is the struck one again.
+    fn compare(&self, request: Option<&Request>) {
+        let victim = self.victim.lock();
+        if victim.is_some() && victim.as_ref() == request {
+            self.repeated.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -96,6 +108,9 @@ impl Meddler {
             seen: AtomicUsize::new(0),
             struck: AtomicUsize::new(0),
             overtaken: AtomicUsize::new(0),
+            victim: Mutex::default(),
+            repeated: AtomicUsize::new(0),
+            reconnected: AtomicUsize::new(0),
         });
         let listening = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)));
         let listener = runtime.block_on(listening).expect("any port of loopback");
@@ -121,6 +136,16 @@ impl Meddler {
     /// How many came after one that was sent later.
     pub(crate) fn overtaken(&self) -> usize {
         self.state.overtaken.load(Ordering::Relaxed)
+    }
+
+    /// How often what met the fault was asked again.
+    pub(crate) fn repeated(&self) -> usize {
+        self.state.repeated.load(Ordering::Relaxed)
+    }
+
+    /// How many lanes were opened afterwards.
+    pub(crate) fn reconnected(&self) -> usize {
+        self.state.reconnected.load(Ordering::Relaxed)
     }
 }
 
@@ -155,6 +180,9 @@ async fn carry(client: TcpStream, master: SocketAddr, state: Arc<State>) {
             _ = tokio::io::copy(&mut from_master, &mut client) => {}
         }
         return;
+    }
+    if state.struck.load(Ordering::Relaxed) > 0 {
+        state.reconnected.fetch_add(1, Ordering::Relaxed);
     }
     let lane = Lane {
         state,
@@ -206,7 +234,11 @@ impl Lane {
         loop {
             let frame = frame(&mut from).await?;
             let sent = ClientFrame::decode(&frame[HEAD..]).map_err(io::Error::other)?;
+            self.state.compare(sent.request.as_ref());
             let is_struck = kind(sent.request.as_ref()) == Some(plan.kind) && self.state.strikes();
+            if is_struck {
+                self.state.victim.lock().clone_from(&sent.request);
+            }
             if is_struck && plan.fault.is_of_request() {
                 self.state.strike();
                 if plan.fault == Fault::ReorderRequest {
