@@ -205,22 +205,29 @@ fn micros(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e7).round() / 10.0
 }
 
-/// What belongs to the first step: up to the end of the last layer's first computation, and what was moved
-/// for layers for the first time.
+/// Each layer computes before its cache is touched, and after.
+const COMPUTATIONS: usize = 2;
+
+/// What belongs to the first step. What is moved for a layer does if it began before the next step computed that layer: that
+/// step's saves of it come after, and loads belong to a request's first step.
 fn first_step(spans: &[Span], layers: usize) -> Vec<Stretch> {
     let Some(begin) = spans.iter().map(|span| span.begin).min() else {
         return Vec::new();
     };
+    let computed = |layer: u32| {
+        let of_layer = move |span: &&Span| span.layer == layer;
+        let computed = spans.iter().filter(of_layer);
+        computed.filter(|span| span.activity == Activity::Compute)
+    };
     let last = u32::try_from(layers.saturating_sub(1)).unwrap_or(u32::MAX);
-    let computed = spans
-        .iter()
-        .filter(|span| span.layer == last && span.activity == Activity::Compute);
-    // Each layer computes before its cache is touched, and after.
-    let ends: Vec<Duration> = computed.map(|span| span.end).take(2).collect();
-    let end = ends.last().copied().unwrap_or_default();
+    let ends = computed(last).map(|span| span.end);
+    let end = ends.take(COMPUTATIONS).last().unwrap_or_default();
     let in_step = |span: &&Span| match span.activity {
         Activity::Compute | Activity::Wait => span.end <= end,
-        Activity::Load | Activity::Save => true,
+        Activity::Load | Activity::Save => {
+            let next = computed(span.layer).nth(COMPUTATIONS);
+            next.is_none_or(|next| span.begin < next.begin)
+        }
     };
     let stretches = spans.iter().filter(in_step).map(|span| Stretch {
         layer: span.layer,
@@ -234,4 +241,47 @@ fn first_step(spans: &[Span], layers: usize) -> Vec<Stretch> {
         end_us: micros(span.end.saturating_sub(begin)),
     });
     stretches.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Activity::{Compute, Load, Save, Wait};
+    use super::*;
+
+    #[test]
+    fn a_picture_shows_one_step() {
+        let span = |layer, activity, begin, end| Span {
+            layer,
+            activity,
+            begin: Duration::from_millis(begin),
+            end: Duration::from_millis(end),
+        };
+        let first = [
+            span(0, Compute, 10, 10),
+            span(0, Load, 10, 12),
+            span(0, Wait, 10, 12),
+            span(0, Compute, 12, 20),
+            span(1, Compute, 20, 20),
+            span(1, Load, 11, 15),
+            span(0, Save, 20, 24),
+            span(1, Compute, 20, 30),
+            // It is saved while the next step computes.
+            span(1, Save, 32, 45),
+        ];
+        let second = [
+            span(0, Compute, 31, 31),
+            span(0, Wait, 31, 31),
+            span(0, Compute, 31, 40),
+            span(1, Compute, 40, 40),
+            span(0, Save, 45, 47),
+            span(1, Compute, 40, 50),
+            span(1, Save, 50, 55),
+        ];
+        let all = [&first[..], &second].concat();
+        let found = first_step(&all, 2);
+        assert_eq!(found, first_step(&first, 2));
+        assert_eq!(found.len(), first.len());
+        assert_eq!((found[0].begin_us, found[8].end_us), (0.0, 35_000.0));
+        assert!(first_step(&[], 2).is_empty());
+    }
 }
