@@ -261,6 +261,14 @@ fn auto_costs_no_more_than_the_best_fixed_depth() {
                 auto.total(),
                 best.total()
             );
+            // Nor does it buy that with waits.
+            let exposed = all.iter().map(|cost| cost.waited);
+            let least = exposed.fold(f64::INFINITY, f64::min);
+            assert!(
+                auto.waited <= least * 1.05,
+                "{name}, {kind}: auto waits {}, the least of all depths is {least}",
+                auto.waited
+            );
         }
     }
 }
