@@ -90,6 +90,8 @@ pub struct Identity {
     pub layout: String,
     /// The whole deployment's fingerprint, tenant, model and revision included.
     pub fingerprint: String,
+    /// Keys without a fingerprint: other names for the same blocks.
+    pub compatible_keys: bool,
 }
 
 impl Deployment {
@@ -145,6 +147,7 @@ impl Deployment {
                 storing_ranks: self.storing_ranks,
                 layout: layout.digest().to_string(),
                 fingerprint: fingerprint.to_string(),
+                compatible_keys: self.compatible_keys,
             },
             layout,
             execution: self.lowered(options)?,
@@ -213,6 +216,7 @@ impl Identity {
                     "fingerprint (tenant, model, revision)",
                     of.fingerprint.clone(),
                 ),
+                ("compatible_keys", of.compatible_keys.to_string()),
             ]
         };
         let pairs = fields(self).into_iter().zip(fields(theirs));
@@ -360,6 +364,8 @@ pub(crate) mod tests {
         assert!(compare(layout).contains("cache layout differs"));
         assert!(compare(|d| d.revision = "2".to_owned()).contains("fingerprint"));
         assert!(compare(|d| d.tenant = "other".to_owned()).contains("fingerprint"));
+        let keys = compare(|d| d.compatible_keys = true);
+        assert_eq!(keys, "compatible_keys differs: false here, true there");
     }
 
     #[test]

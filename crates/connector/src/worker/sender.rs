@@ -382,7 +382,14 @@ impl Sender {
         self.revoke(open, &cancelled).await;
     }
 
+    /// Gives rows up, in calls of as many as may be started or committed in one.
     pub(super) async fn revoke(&self, open: &mut OpenStep, rows: &[usize]) {
+        for rows in rows.chunks(self.shared.options.max_transfer_blocks.get()) {
+            self.revoke_call(open, rows).await;
+        }
+    }
+
+    async fn revoke_call(&self, open: &mut OpenStep, rows: &[usize]) {
         let taken = rows
             .iter()
             .filter_map(|&row| Some((row, open.sessions[row].take()?)));
