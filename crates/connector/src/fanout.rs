@@ -5,17 +5,15 @@
 //! copy in memory is rarely the slower one.
 
 use crate::options::LocalFanout;
-
-/// Weight of a new measurement.
-const WEIGHT: f64 = 0.2;
+use crate::rate::Rate;
 
 /// The two bandwidths.
 #[derive(Clone, Debug)]
 pub struct FanOut {
     setting: LocalFanout,
-    /// Bytes per second; 0: unknown.
-    remote: f64,
-    local: f64,
+    /// Bytes per second.
+    remote: Rate,
+    local: Rate,
 }
 
 impl FanOut {
@@ -23,19 +21,19 @@ impl FanOut {
     pub fn new(setting: LocalFanout) -> Self {
         Self {
             setting,
-            remote: 0.0,
-            local: 0.0,
+            remote: Rate::default(),
+            local: Rate::default(),
         }
     }
 
     /// A remote read.
     pub fn note_remote(&mut self, bytes: u64, seconds: f64) {
-        note(&mut self.remote, bytes, seconds);
+        self.remote.note(bytes, seconds);
     }
 
     /// A local copy.
     pub fn note_local(&mut self, bytes: u64, seconds: f64) {
-        note(&mut self.local, bytes, seconds);
+        self.local.note(bytes, seconds);
     }
 
     /// Whether an object that `blocks` blocks need is read once.
@@ -47,24 +45,15 @@ impl FanOut {
             LocalFanout::On => true,
             LocalFanout::Off => false,
             LocalFanout::Auto => {
+                let (Some(remote), Some(local)) = (self.remote.after(1), self.local.after(1))
+                else {
+                    return true;
+                };
                 let blocks = blocks as f64;
-                let known = self.remote > 0.0 && self.local > 0.0;
-                !known || blocks / self.local <= (blocks - 1.0) / self.remote
+                blocks / local <= (blocks - 1.0) / remote
             }
         }
     }
-}
-
-fn note(rate: &mut f64, bytes: u64, seconds: f64) {
-    if bytes == 0 || seconds <= 0.0 {
-        return;
-    }
-    let measured = bytes as f64 / seconds;
-    *rate = if *rate == 0.0 {
-        measured
-    } else {
-        *rate + WEIGHT * (measured - *rate)
-    };
 }
 
 #[cfg(test)]

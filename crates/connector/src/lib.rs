@@ -26,6 +26,7 @@ pub mod lookup;
 pub mod options;
 pub mod plan;
 pub mod prefetch;
+mod rate;
 pub mod request;
 pub mod scheduler;
 pub mod stats;

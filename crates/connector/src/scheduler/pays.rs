@@ -5,12 +5,11 @@
 //! all the same, so that a store that has become fast is noticed.
 
 use crate::contract::StepPlan;
+use crate::rate::Rate;
 
 /// Reports of each kind before anything is declined.
 const WARM_UP: u32 = 8;
 const EXPLORE_EVERY: u32 = 16;
-/// Weight of a new report.
-const WEIGHT: f64 = 0.2;
 
 /// The two rates.
 #[derive(Clone, Debug, Default)]
@@ -20,47 +19,22 @@ pub struct Payoff {
     declined: u32,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Rate {
-    value: f64,
-    reports: u32,
-}
-
-impl Rate {
-    fn note(&mut self, amount: u64, micros: u64) {
-        if amount == 0 || micros == 0 {
-            return;
-        }
-        let rate = amount as f64 / (micros as f64 / 1e6);
-        self.value = if self.reports == 0 {
-            rate
-        } else {
-            self.value + WEIGHT * (rate - self.value)
-        };
-        self.reports = self.reports.saturating_add(1);
-    }
-
-    fn known(self) -> Option<f64> {
-        (self.reports >= WARM_UP).then_some(self.value)
-    }
-}
-
 impl Payoff {
     /// One rank's loads of a step.
     pub fn note_load(&mut self, bytes: u64, micros: u64) {
-        self.bytes_per_second.note(bytes, micros);
+        self.bytes_per_second.note(bytes, micros as f64 / 1e6);
     }
 
     /// A step's computation.
     pub fn note_compute(&mut self, tokens: u64, micros: u64) {
-        self.tokens_per_second.note(tokens, micros);
+        self.tokens_per_second.note(tokens, micros as f64 / 1e6);
     }
 
     /// Whether loading `bytes` per rank is worth saving the computation of `tokens`.
     pub fn pays(&mut self, bytes: u64, tokens: u64) -> bool {
         let (Some(load), Some(compute)) = (
-            self.bytes_per_second.known(),
-            self.tokens_per_second.known(),
+            self.bytes_per_second.after(WARM_UP),
+            self.tokens_per_second.after(WARM_UP),
         ) else {
             return true;
         };
