@@ -165,7 +165,6 @@ async fn put_pass(client: &StoreClient, shape: Shape, keys: &[ObjectKey], memory
             session,
             ranges: shape.ranges(memory, object, layer),
         });
-        let writes = writes.collect();
         let submit = Instant::now();
         let call = client.write_ranges(writes);
         pass.submit += submit.elapsed();
@@ -194,7 +193,6 @@ async fn get_pass(client: &StoreClient, shape: Shape, keys: &[ObjectKey], memory
             session,
             ranges: shape.ranges(memory, object, layer),
         });
-        let reads = reads.collect();
         let submit = Instant::now();
         let call = client.read_ranges(reads);
         pass.submit += submit.elapsed();

@@ -8,8 +8,9 @@ pub mod node;
 mod session;
 
 pub use client::{
-    ClientConfig, ClientStats, EarlyRead, EarlySession, EndError, GetOptions, GetRequest, Located,
-    PrefixHit, PutOutcome, PutRequest, Range, RangeRead, RangeWrite, ReadDone, StoreClient,
+    ClientConfig, ClientStats, EarlyRead, EarlyReading, EarlySession, EndError, GetOptions,
+    GetRequest, Located, PrefixHit, Progress, PutOutcome, PutRequest, Range, RangeRead, RangeWrite,
+    ReadDone, Reading, StoreClient, Writing,
 };
 pub use error::StoreError;
 pub use node::{HeldObject, Inventory, Node, NodeConfig, NodeStats, SegmentSpec};

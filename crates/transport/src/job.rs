@@ -346,7 +346,7 @@ impl Job {
         counters.add_batch(queue, total.saturating_sub(queue), copy);
     }
 
-    fn transport(&self) -> Option<TransportKind> {
+    pub(crate) fn transport(&self) -> Option<TransportKind> {
         let index = self.transport.load(Ordering::Relaxed);
         TransportKind::ALL.get(usize::from(index)).copied()
     }
@@ -356,13 +356,18 @@ impl Job {
     }
 
     /// The results; meaningful once the job is done.
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(crate) fn results(&self) -> impl Iterator<Item = Result<PieceDone, PieceError>> {
         let result = |slot: &AtomicU64| {
             slot::decode(slot.load(Ordering::Acquire)).unwrap_or(Err(PieceError::Timeout))
         };
+        self.slots.iter().map(result)
+    }
+
+    /// The results with what carried the job.
+    pub(crate) fn outcome(&self) -> Outcome {
         Outcome {
             transport: self.transport(),
-            pieces: self.slots.iter().map(result).collect(),
+            pieces: self.results().collect(),
         }
     }
 

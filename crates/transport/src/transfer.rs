@@ -67,6 +67,21 @@ impl Transfer {
         self.is_done().then(|| self.job.outcome())
     }
 
+    /// As the future, for many transfers in turn: registers the waker until every piece is terminal, and then gives
+    /// the results without memory for them.
+    pub fn poll_ended(&self, cx: &Context<'_>) -> Poll<Ended<'_>> {
+        if self.job.poll_done(cx.waker()) {
+            Poll::Ready(Ended { job: &self.job })
+        } else {
+            Poll::Pending
+        }
+    }
+
+    /// The results, once every piece is terminal, as [`poll`](Self::poll) gives them but without memory for them.
+    pub fn ended(&self) -> Option<Ended<'_>> {
+        self.is_done().then(|| Ended { job: &self.job })
+    }
+
     /// Waits until every piece is terminal. The batch's deadline bounds it, up to the grace that a
     /// back end needs to be sure that no byte moves any more.
     pub fn wait(&self) -> Outcome {
@@ -84,6 +99,24 @@ impl Transfer {
     /// run on, and the transfer resolves as always.
     pub fn cancel(&self) {
         self.job.cancel();
+    }
+}
+
+/// The results of a transfer that has ended, where they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended<'a> {
+    job: &'a Job,
+}
+
+impl Ended<'_> {
+    /// What carried it, as in [`Outcome`].
+    pub fn transport(&self) -> Option<TransportKind> {
+        self.job.transport()
+    }
+
+    /// One result per piece, in the batch's order.
+    pub fn pieces(&self) -> impl Iterator<Item = Result<PieceDone, PieceError>> {
+        self.job.results()
     }
 }
 

@@ -92,6 +92,15 @@ impl ReadPlan {
     /// Cuts `wanted` along `rows`, which are a header's: ascending and disjoint.
     pub fn new(rows: &(impl RowTable + ?Sized), wanted: &[ByteRange]) -> Self {
         let mut plan = Self::default();
+        plan.remake(rows, wanted);
+        plan
+    }
+
+    /// Becomes the plan that [`new`](Self::new) makes, in the memory of the one it was.
+    pub fn remake(&mut self, rows: &(impl RowTable + ?Sized), wanted: &[ByteRange]) {
+        let plan = self;
+        plan.pieces.clear();
+        plan.checks.clear();
         let links = links(rows, wanted);
         let mut chains: Vec<(usize, Vec<usize>)> = Vec::new();
         for (index, &want) in wanted.iter().enumerate() {
@@ -134,7 +143,6 @@ impl ReadPlan {
                 made_of: MadeOf::Pieces(chain),
             }));
         }
-        plan
     }
 
     /// The pieces, wanted range after wanted range, each in ascending order. Together they are the

@@ -336,7 +336,7 @@ impl StoreCore {
             session: &puts[*index].session,
             ranges: zero_ranges(gaps, &zeros),
         });
-        let written = self.client().write_ranges(writes.collect());
+        let written = self.client().write_ranges(writes);
         for ((index, _), written) in gaps.iter().zip(self.block(written)) {
             answers[*index] = match written {
                 Err(error) if is_lost(&error) => Err(Refusal::Superseded.into()),

@@ -20,9 +20,12 @@ use super::finisher::Finisher;
 use super::hints::Hints;
 use super::holds::Holds;
 use super::leases::Leases;
+use super::read::ReadCall;
 use super::scratch::ScratchPool;
+use super::spares::Spares;
 use super::stats::Counters;
 use super::suspects::Suspects;
+use super::write::WriteCall;
 use crate::link::MasterLink;
 use crate::session::PutShared;
 use crate::session::put_state::Phase;
@@ -40,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) suspects: Suspects,
     pub(crate) puts: Puts,
     pub(crate) scratch: ScratchPool,
+    pub(super) reads: Spares<ReadCall>,
+    pub(super) writes: Spares<WriteCall>,
     pub(crate) counters: Counters,
     /// Transfers whose callers went away.
     orphans: TaskTracker,
@@ -64,6 +69,8 @@ impl Core {
             hints: Hints::default(),
             suspects: Suspects::default(),
             puts: Puts::default(),
+            reads: Spares::default(),
+            writes: Spares::default(),
             counters: Counters::default(),
             orphans: TaskTracker::new(),
             runtime,

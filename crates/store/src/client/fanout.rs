@@ -3,16 +3,17 @@
 //! All batches of a [`Fanout`] are handed to the transport together and run in parallel. Each piece
 //! carries a tag by which the caller finds what the piece belongs to.
 
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use layercake_protocol::endpoint::Endpoint;
 use layercake_transport::{
-    Batch, Direction, Engine, LocalSlice, Outcome, Piece, PieceDone, PieceError, RemoteSlice,
+    Batch, Direction, Ended, Engine, LocalSlice, Piece, PieceDone, PieceError, RemoteSlice,
     Transfer, TransportKind,
 };
+use smallvec::SmallVec;
 
 use super::places::Target;
 
@@ -27,7 +28,9 @@ const SLOWEST: u64 = 16 << 20;
 pub(crate) struct Fanout<T> {
     direction: Direction,
     checksum: bool,
-    parts: Vec<Part<T>>,
+    /// One for each peer: seldom more than one.
+    parts: SmallVec<[Part<T>; 1]>,
+    spare: Spare<T>,
 }
 
 #[derive(Debug)]
@@ -38,13 +41,33 @@ struct Part<T> {
     bytes: u64,
 }
 
+/// One for each peer.
+pub(crate) type Transfers = SmallVec<[Transfer; 1]>;
+
+/// Memory of a flight that has landed, for the next one: the tags of each peer, which also say how many pieces
+/// to make room for.
+#[derive(Debug)]
+pub(crate) struct Spare<T>(SmallVec<[Vec<T>; 1]>);
+
+impl<T> Default for Spare<T> {
+    fn default() -> Self {
+        Self(SmallVec::new())
+    }
+}
+
 impl<T> Fanout<T> {
     pub(crate) fn new(direction: Direction, checksum: bool) -> Self {
         Self {
             direction,
             checksum,
-            parts: Vec::new(),
+            parts: SmallVec::new(),
+            spare: Spare::default(),
         }
+    }
+
+    /// The same in the memory of an earlier flight.
+    pub(crate) fn reusing(self, spare: Spare<T>) -> Self {
+        Self { spare, ..self }
     }
 
     pub(crate) fn push(&mut self, target: &Target, local: LocalSlice, remote: RemoteSlice, tag: T) {
@@ -54,10 +77,13 @@ impl<T> Fanout<T> {
             .iter()
             .position(|part| part.peer.engine == peer.engine);
         let at = known.unwrap_or_else(|| {
+            let mut tags = self.spare.0.pop().unwrap_or_default();
+            let pieces = Vec::with_capacity(tags.len());
+            tags.clear();
             self.parts.push(Part {
                 peer: Arc::clone(peer),
-                pieces: Vec::new(),
-                tags: Vec::new(),
+                pieces,
+                tags,
                 bytes: 0,
             });
             self.parts.len() - 1
@@ -82,6 +108,7 @@ impl<T> Fanout<T> {
         });
         Flight {
             parts: parts.collect(),
+            landed: 0,
         }
     }
 }
@@ -89,16 +116,21 @@ impl<T> Fanout<T> {
 /// Pieces under way.
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
-    parts: Vec<(Transfer, Vec<T>)>,
+    parts: SmallVec<[(Transfer, Vec<T>); 1]>,
+    /// How many of them were reported.
+    landed: usize,
 }
 
 impl<T> Default for Flight<T> {
     fn default() -> Self {
-        Self { parts: Vec::new() }
+        Self {
+            parts: SmallVec::new(),
+            landed: 0,
+        }
     }
 }
 
-impl<T> Flight<T> {
+impl<T: Copy> Flight<T> {
     /// Waits for all pieces and reports each. The transfers' deadlines bound the wait.
     pub(crate) async fn land(self, mut each: impl FnMut(T, Result<PieceDone, PieceError>)) {
         self.land_writes(|tag, result| each(tag, result.map_err(|failure| failure.error)))
@@ -107,16 +139,27 @@ impl<T> Flight<T> {
 
     /// As [`land`](Self::land), with what a failed write leaves open.
     pub(crate) async fn land_writes(mut self, mut each: impl FnMut(T, Result<PieceDone, Failure>)) {
-        for (transfer, tags) in self.parts.drain(..) {
-            report(tags, transfer.await, &mut each);
+        poll_fn(|cx| self.poll_landed(cx, &mut each)).await;
+    }
+
+    /// Reports each piece of the transfers that have ended since the last call. Ready when all have.
+    pub(crate) fn poll_landed(
+        &mut self,
+        cx: &Context<'_>,
+        each: &mut impl FnMut(T, Result<PieceDone, Failure>),
+    ) -> Poll<()> {
+        while let Some((transfer, tags)) = self.parts.get(self.landed) {
+            report(tags, ready!(transfer.poll_ended(cx)), each);
+            self.landed += 1;
         }
+        Poll::Ready(())
     }
 
     /// Looks after the transfers while something else is waited for: whoever waits for this task knows of them.
-    pub(super) fn poll_along(&mut self, cx: &mut Context<'_>) {
-        for (transfer, _) in &mut self.parts {
+    pub(super) fn poll_along(&self, cx: &Context<'_>) {
+        for (transfer, _) in &self.parts {
             // Its outcome stays.
-            let _ = Pin::new(transfer).poll(cx);
+            let _ = transfer.poll_ended(cx);
         }
     }
 
@@ -128,15 +171,16 @@ impl<T> Flight<T> {
         mut each: impl FnMut(T, Result<PieceDone, PieceError>),
     ) -> bool {
         let mut still = true;
-        for (transfer, tags) in self.parts {
+        let mut each = |tag, result: Result<_, Failure>| {
+            each(tag, result.map_err(|failure| failure.error));
+        };
+        for (transfer, tags) in &self.parts {
             if tags.iter().any(&wanted) {
-                report(
-                    tags,
-                    transfer.await,
-                    &mut |tag, result: Result<_, Failure>| {
-                        each(tag, result.map_err(|failure| failure.error));
-                    },
-                );
+                let ended = poll_fn(|cx| {
+                    let ended = transfer.poll_ended(cx);
+                    ended.map(|ended| report(tags, ended, &mut each))
+                });
+                ended.await;
             } else {
                 transfer.cancel();
                 still &= transfer.is_done();
@@ -146,20 +190,25 @@ impl<T> Flight<T> {
     }
 
     /// Handles on the transfers, to be waited for.
-    pub(crate) fn transfers(&self) -> Vec<Transfer> {
-        self.parts
-            .iter()
-            .map(|(transfer, _)| transfer.clone())
-            .collect()
+    pub(crate) fn transfers(&self) -> Transfers {
+        let transfers = self.parts.iter();
+        transfers.map(|(transfer, _)| transfer.clone()).collect()
     }
 
-    /// Reports each piece. The caller has waited for all transfers; one that is not done reports nothing.
-    pub(crate) fn collect(self, mut each: impl FnMut(T, Result<PieceDone, Failure>)) {
-        for (transfer, tags) in self.parts {
-            if let Some(outcome) = transfer.poll() {
-                report(tags, outcome, &mut each);
+    /// Reports each piece, and gives the memory for the next flight. The caller has waited for all transfers; one that
+    /// has not ended reports nothing.
+    pub(crate) fn collect(self, mut each: impl FnMut(T, Result<PieceDone, Failure>)) -> Spare<T> {
+        for (transfer, tags) in &self.parts {
+            if let Some(ended) = transfer.ended() {
+                report(tags, ended, &mut each);
             }
         }
+        self.into_spare()
+    }
+
+    /// Its memory, for the next flight.
+    pub(crate) fn into_spare(self) -> Spare<T> {
+        Spare(self.parts.into_iter().map(|(_, tags)| tags).collect())
     }
 }
 
@@ -191,9 +240,13 @@ impl Failure {
     }
 }
 
-fn report<T>(tags: Vec<T>, outcome: Outcome, each: &mut impl FnMut(T, Result<PieceDone, Failure>)) {
-    let transport = outcome.transport;
-    for (tag, result) in tags.into_iter().zip(outcome.pieces) {
+fn report<T: Copy>(
+    tags: &[T],
+    ended: Ended<'_>,
+    each: &mut impl FnMut(T, Result<PieceDone, Failure>),
+) {
+    let transport = ended.transport();
+    for (&tag, result) in tags.iter().zip(ended.pieces()) {
         each(tag, result.map_err(|error| Failure::new(error, transport)));
     }
 }

@@ -88,7 +88,7 @@ impl StoreClient {
                 }];
                 Some(RangeRead { session, ranges })
             });
-        let mut done = self.read_ranges(reads.collect()).await.into_iter();
+        let mut done = self.read_ranges(reads).await.into_iter();
         let mut answers = Vec::with_capacity(wave.len());
         for buffer in buffers {
             answers.push(match buffer {
@@ -122,7 +122,7 @@ impl StoreClient {
                     ranges: request.ranges,
                 })
             });
-        let mut done = self.read_ranges(reads.collect()).await.into_iter();
+        let mut done = self.read_ranges(reads).await.into_iter();
         let mut answers = Vec::with_capacity(sessions.len());
         let mut ended = Vec::with_capacity(sessions.len());
         for session in sessions {

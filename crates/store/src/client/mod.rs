@@ -15,7 +15,7 @@
 //! | `early` | reading what is written of objects that are not complete |
 //! | `relocate` | replicas in other segments |
 //! | `headers`, `records`, `refresh` | the record in front of each object |
-//! | `fanout`, `places`, `scratch` | one batch per peer out of many ranges |
+//! | `fanout`, `places`, `scratch`, `spares` | one batch per peer out of many ranges |
 //! | `leases`, `finisher`, `events`, `suspects` | what goes on in the background |
 //!
 //! Batches are answered entry by entry, in order, and one bad entry never fails its neighbours. Calls
@@ -46,23 +46,24 @@ mod refresh;
 mod relocate;
 mod scratch;
 mod slots;
+mod spares;
 mod stats;
 mod suspects;
 mod write;
 
 pub(crate) use self::core::Core;
 use self::core::now;
-pub use self::early::{EarlyRead, EarlySession};
+pub use self::early::{EarlyRead, EarlyReading, EarlySession, Progress};
 pub use self::get::GetRequest;
 pub use self::get_start::GetOptions;
 pub use self::lookup::{Located, PrefixHit};
 pub(crate) use self::places::Places;
 pub use self::put::{PutOutcome, PutRequest};
 pub use self::put_end::EndError;
-pub use self::read::{RangeRead, ReadDone};
+pub use self::read::{RangeRead, ReadDone, Reading};
 pub use self::stats::ClientStats;
 pub(crate) use self::write::Round;
-pub use self::write::{Range, RangeWrite};
+pub use self::write::{Range, RangeWrite, Writing};
 
 use std::fmt;
 use std::sync::Arc;

@@ -253,9 +253,7 @@ impl StoreClient {
             });
         }
         let writes = sessions.iter().zip(writes);
-        let writes = writes
-            .map(|((_, session), ranges)| RangeWrite { session, ranges })
-            .collect();
+        let writes = writes.map(|((_, session), ranges)| RangeWrite { session, ranges });
         let written = self.write_ranges(writes).await;
         let mut whole = Vec::with_capacity(sessions.len());
         let mut failed = Vec::new();

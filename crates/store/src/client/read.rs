@@ -7,11 +7,18 @@
 //! lease ended before its last byte arrived is reported failed, whatever arrived. Of a session whose payload came
 //! along with its header nothing is moved any more: a read is a copy.
 //!
+//! All that a call needs while it is under way lies in a [`ReadCall`], whose memory serves call after call.
+//!
 //! Dropping the future stops nothing: the call is seen through in the background. The local memory
 //! belongs to the transfers until they are done, and the session's lease is kept until then.
 
+use std::fmt;
+use std::mem;
+use std::ops;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::header::{ReadPlan, Verified, VerifyError};
@@ -30,11 +37,11 @@ use crate::session::{GetSession, GetShared, Payload};
 
 /// Ranges to read from one object.
 #[derive(Debug)]
-pub struct RangeRead<'a> {
+pub struct RangeRead<'a, R = Vec<Range>> {
     /// The session.
     pub session: &'a GetSession,
     /// Any number of ranges, each with at least one byte.
-    pub ranges: Vec<Range>,
+    pub ranges: R,
 }
 
 /// What a read of one entry brought.
@@ -52,24 +59,83 @@ pub struct ReadDone {
 impl StoreClient {
     /// Reads ranges of many objects, without a call to the master. The answers align with `reads`. An
     /// entry that fails leaves anything in its own local memory, and its neighbours alone.
-    pub fn read_ranges(
-        &self,
-        reads: Vec<RangeRead<'_>>,
-    ) -> impl Future<Output = Vec<Result<ReadDone, StoreError>>> + Send + 'static {
-        let mut call = ReadCall::new(Arc::clone(self.core()), reads.len());
+    pub fn read_ranges<'a, R>(&self, reads: impl IntoIterator<Item = RangeRead<'a, R>>) -> Reading
+    where
+        R: IntoIterator<Item = Range>,
+    {
+        let core = self.core();
+        let mut call = core.reads.take();
         for read in reads {
             call.admit(read);
         }
-        call.submit();
-        self.core().see_through(call.run())
+        call.submit(core);
+        Reading {
+            core: Arc::clone(core),
+            call: Some(call),
+        }
     }
 }
 
-/// One call of `read_ranges`.
-struct ReadCall {
+/// A call of [`StoreClient::read_ranges`] that is under way. Dropping it stops nothing: what was asked for is read.
+#[must_use = "nobody knows what became of reads whose answers are not awaited"]
+pub struct Reading {
     core: Arc<Core>,
-    answers: Vec<Option<Result<ReadDone, StoreError>>>,
+    /// Until it is over.
+    call: Option<Box<ReadCall>>,
+}
+
+impl Future for Reading {
+    type Output = Vec<Result<ReadDone, StoreError>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { core, call } = &mut *self;
+        let under_way = call.as_mut();
+        let under_way = under_way.expect("a future is not polled after it is done");
+        ready!(under_way.poll_over(core, cx));
+        let mut over = call.take().expect("it is there");
+        let answers = over.answers();
+        let pieces = over.crcs.len();
+        over.clear();
+        core.reads.give(over, pieces);
+        Poll::Ready(answers)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            let rest = Self {
+                core: Arc::clone(&self.core),
+                call: Some(call),
+            };
+            self.core.background(async move { drop(rest.await) });
+        }
+    }
+}
+
+impl fmt::Debug for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.call.as_ref().map(|call| call.entries.len());
+        f.debug_struct("Reading")
+            .field("entries", &entries)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a call of `read_ranges` is made of.
+#[derive(Debug, Default)]
+pub(crate) struct ReadCall {
     entries: Vec<Entry>,
+    /// Of all entries.
+    ranges: Vec<Range>,
+    /// One for each entry; those of earlier calls may follow.
+    plans: Vec<ReadPlan>,
+    /// Of each piece of all entries, as it arrived.
+    crcs: Vec<Option<u32>>,
+    /// Of the entry that is being admitted.
+    wanted: Vec<ByteRange>,
+    /// Entries without an answer.
+    open: usize,
     flight: Flight<Tag>,
     mismatches: Mismatches,
 }
@@ -88,116 +154,136 @@ struct Tag {
     piece: u32,
 }
 
+#[derive(Debug)]
 struct Entry {
-    index: usize,
     get: Arc<GetShared>,
-    ranges: Vec<Range>,
-    plan: ReadPlan,
-    /// Of each piece, as it arrived.
-    crcs: Vec<Option<u32>>,
+    /// Where its ranges are among those of the call, and the checksums of its pieces.
+    ranges: ops::Range<usize>,
+    crcs: ops::Range<usize>,
     /// The replica that is tried, and how many were.
     place: usize,
     tried: usize,
     failed: Option<StoreError>,
+    answer: Option<Result<ReadDone, StoreError>>,
+}
+
+/// An entry with what the call has for it.
+struct Open<'a> {
+    entry: &'a mut Entry,
+    plan: &'a ReadPlan,
+    crcs: &'a [Option<u32>],
 }
 
 impl ReadCall {
-    fn new(core: Arc<Core>, len: usize) -> Self {
-        Self {
-            core,
-            answers: Vec::with_capacity(len),
-            entries: Vec::with_capacity(len),
-            flight: Flight::default(),
-            mismatches: Mismatches::default(),
-        }
-    }
-
-    fn admit(&mut self, read: RangeRead<'_>) {
+    fn admit<R: IntoIterator<Item = Range>>(&mut self, read: RangeRead<'_, R>) {
         let get = read.session.shared();
-        let index = self.answers.len();
-        let wanted = read.ranges.iter();
-        let wanted: Result<Vec<ByteRange>, _> = wanted
-            .map(|range| check_range(get.size, range.offset, range.local.len()))
-            .collect();
-        let begun = wanted.and_then(|wanted| {
-            let begun = get.lease.lease().begin_read(now());
-            begun
-                .map(|()| wanted)
-                .map_err(|_| Refusal::LeaseExpired.into())
-        });
-        match begun {
-            Ok(wanted) if let Some(payload) = &get.payload => {
-                let done = copied(get, payload, &read.ranges, &wanted);
-                self.answers.push(Some(done));
-            }
-            Ok(wanted) => {
-                let plan = ReadPlan::new(&get.rows, &wanted);
-                self.answers.push(None);
-                self.entries.push(Entry {
-                    index,
-                    get: Arc::clone(get),
-                    ranges: read.ranges,
-                    crcs: vec![None; plan.pieces().len()],
-                    plan,
-                    place: get.first_place(),
-                    tried: 1,
-                    failed: None,
-                });
-            }
-            Err(error) => self.answers.push(Some(Err(error))),
+        let (first, first_crc) = (self.ranges.len(), self.crcs.len());
+        self.ranges.extend(read.ranges);
+        let mut entry = Entry {
+            get: Arc::clone(get),
+            ranges: first..self.ranges.len(),
+            crcs: first_crc..first_crc,
+            place: get.first_place(),
+            tried: 1,
+            failed: None,
+            answer: None,
+        };
+        let at = self.entries.len();
+        if self.plans.len() == at {
+            self.plans.push(ReadPlan::default());
         }
+        match self.begin(get, first) {
+            Ok(()) if let Some(payload) = &get.payload => {
+                let ranges = &self.ranges[first..];
+                entry.answer = Some(copied(get, payload, ranges, &self.wanted));
+            }
+            Ok(()) => {
+                let plan = &mut self.plans[at];
+                plan.remake(&get.rows, &self.wanted);
+                let pieces = first_crc + plan.pieces().len();
+                self.crcs.resize(pieces, None);
+                entry.crcs.end = pieces;
+                self.open += 1;
+            }
+            Err(error) => entry.answer = Some(Err(error)),
+        }
+        self.entries.push(entry);
     }
 
-    /// Submits all entries, each to its replica.
-    fn submit(&mut self) {
-        let mut fanout = Fanout::new(Direction::Read, self.core.config.checksums);
-        for (at, entry) in self.entries.iter().enumerate() {
-            entry.push_pieces(index_of(at), &mut fanout);
+    /// Checks the ranges from `first` on, and begins to read under the session's lease.
+    fn begin(&mut self, get: &GetShared, first: usize) -> Result<(), StoreError> {
+        self.wanted.clear();
+        for range in &self.ranges[first..] {
+            let wanted = check_range(get.size, range.offset, range.local.len())?;
+            self.wanted.push(wanted);
         }
-        self.flight = fanout.submit(&self.core.engine);
+        let begun = get.lease.lease().begin_read(now());
+        begun.map_err(|_| Refusal::LeaseExpired.into())
     }
 
-    async fn run(mut self) -> Vec<Result<ReadDone, StoreError>> {
+    /// Submits all entries without an answer, each to its replica.
+    fn submit(&mut self, core: &Core) {
+        let spare = mem::take(&mut self.flight).into_spare();
+        let fanout = Fanout::new(Direction::Read, core.config.checksums);
+        let mut fanout = fanout.reusing(spare);
+        let open = self.entries.iter().zip(&self.plans).enumerate();
+        for (at, (entry, plan)) in open.filter(|(_, (entry, _))| entry.answer.is_none()) {
+            let ranges = &self.ranges[entry.ranges.clone()];
+            entry.push_pieces(index_of(at), plan, ranges, &mut fanout);
+        }
+        self.flight = fanout.submit(&core.engine);
+    }
+
+    /// Goes on until every entry has its answer.
+    fn poll_over(&mut self, core: &Core, cx: &Context<'_>) -> Poll<()> {
         loop {
-            self.land().await;
-            self.settle();
-            if self.entries.is_empty() {
+            ready!(self.poll_landed(core, cx));
+            self.settle(core);
+            if self.open == 0 {
                 self.report_mismatches();
-                return self.answers();
+                return Poll::Ready(());
             }
-            self.submit();
+            self.submit(core);
         }
     }
 
-    async fn land(&mut self) {
+    fn poll_landed(&mut self, core: &Core, cx: &Context<'_>) -> Poll<()> {
         let Self {
-            core,
             entries,
+            plans,
+            crcs,
             flight,
             ..
         } = self;
-        std::mem::take(flight)
-            .land(|tag, result| {
-                if let Some(entry) = entries.get_mut(tag.entry as usize) {
-                    entry.landed(core, tag.piece as usize, result);
-                }
-            })
-            .await;
+        flight.poll_landed(cx, &mut |tag: Tag, result| {
+            let (at, piece) = (tag.entry as usize, tag.piece as usize);
+            let result = result.map_err(|failure| failure.error);
+            if let Some(done) = entries[at].landed(core, &plans[at], piece, result) {
+                crcs[entries[at].crcs.start + piece] = done.crc32c;
+            }
+        })
     }
 
     /// Ends the entries that have what they want, or have no replica left to try.
-    fn settle(&mut self) {
+    fn settle(&mut self, core: &Core) {
         let Self {
-            core,
-            answers,
             entries,
+            plans,
+            crcs,
+            open,
             mismatches,
             ..
         } = self;
-        entries.retain_mut(|entry| {
-            answers[entry.index] = entry.settle(core, mismatches);
-            answers[entry.index].is_none()
-        });
+        for (entry, plan) in entries.iter_mut().zip(plans) {
+            if entry.answer.is_some() {
+                continue;
+            }
+            let crcs = &crcs[entry.crcs.clone()];
+            let mut settling = Open { entry, plan, crcs };
+            let answer = settling.settle(core, mismatches);
+            *open -= usize::from(answer.is_some());
+            entry.answer = answer;
+        }
     }
 
     fn report_mismatches(&self) {
@@ -207,19 +293,28 @@ impl ReadCall {
         }
     }
 
-    fn answers(self) -> Vec<Result<ReadDone, StoreError>> {
-        let answers = self.answers.into_iter();
+    fn answers(&mut self) -> Vec<Result<ReadDone, StoreError>> {
+        let answers = self.entries.drain(..).map(|entry| entry.answer);
         answers
             .map(|answer| answer.expect("a call that ran to its end has every answer"))
             .collect()
     }
+
+    /// Keeps nothing of the call but its memory.
+    fn clear(&mut self) {
+        self.entries.clear();
+        self.ranges.clear();
+        self.crcs.clear();
+        self.open = 0;
+        self.mismatches = Mismatches::default();
+    }
 }
 
 impl Entry {
-    fn push_pieces(&self, entry: u32, fanout: &mut Fanout<Tag>) {
+    fn push_pieces(&self, entry: u32, plan: &ReadPlan, ranges: &[Range], fanout: &mut Fanout<Tag>) {
         let place = &self.get.places[self.place];
-        for (at, piece) in self.plan.pieces().iter().enumerate() {
-            let local = &self.ranges[piece.wanted].local;
+        for (at, piece) in plan.pieces().iter().enumerate() {
+            let local = &ranges[piece.wanted].local;
             let local = if piece.range.len() == local.len() {
                 local.clone()
             } else {
@@ -235,12 +330,19 @@ impl Entry {
         }
     }
 
-    fn landed(&mut self, core: &Core, piece: usize, result: Result<PieceDone, PieceError>) {
+    /// A piece has ended. What it brought, if it arrived.
+    fn landed(
+        &mut self,
+        core: &Core,
+        plan: &ReadPlan,
+        piece: usize,
+        result: Result<PieceDone, PieceError>,
+    ) -> Option<PieceDone> {
         let target = &self.get.places[self.place].target;
         match result {
             Ok(done) => {
                 core.suspects.clear(target.segment);
-                self.crcs[piece] = done.crc32c;
+                return Some(done);
             }
             // The place was reused: the lease must be over, known here or not.
             Err(PieceError::Refused(layercake_transport::Refusal::StaleGeneration)) => {
@@ -248,7 +350,7 @@ impl Entry {
             }
             Err(source) => {
                 core.suspects.failed(target, source);
-                let range = self.plan.pieces()[piece].range;
+                let range = plan.pieces()[piece].range;
                 self.failed.get_or_insert(StoreError::Transfer {
                     offset: range.start(),
                     len: range.len(),
@@ -256,15 +358,18 @@ impl Entry {
                 });
             }
         }
+        None
     }
+}
 
+impl Open<'_> {
     /// The answer; `None`: another replica is to be tried.
     fn settle(
         &mut self,
         core: &Core,
         mismatches: &mut Mismatches,
     ) -> Option<Result<ReadDone, StoreError>> {
-        let read = match self.failed.take() {
+        let read = match self.entry.failed.take() {
             Some(error) => Err(error),
             None => self.verify(core, mismatches),
         };
@@ -272,30 +377,32 @@ impl Entry {
             Ok(verified) => return Some(self.done(core, verified)),
             Err(error) => error,
         };
-        if self.tried < self.get.places.len() {
+        let entry = &mut *self.entry;
+        if entry.tried < entry.get.places.len() {
             core.counters.failovers.one();
-            self.tried += 1;
-            self.place = (self.place + 1) % self.get.places.len();
+            entry.tried += 1;
+            entry.place = (entry.place + 1) % entry.get.places.len();
             return None;
         }
         // The read counts as ended either way; why it failed is the better answer.
-        let over = self.get.lease.lease().end_read(now());
+        let over = entry.get.lease.lease().end_read(now());
         Some(Err(
             over.map_or_else(|_| Refusal::LeaseExpired.into(), |()| error)
         ))
     }
 
     fn verify(&self, core: &Core, mismatches: &mut Mismatches) -> Result<Verified, StoreError> {
-        self.plan.verify(&self.crcs).map_err(|error| {
+        let get = &self.entry.get;
+        self.plan.verify(self.crcs).map_err(|error| {
             core.counters.mismatches.one();
             mismatches.count += 1;
             let range = match error {
                 VerifyError::Mismatch { range, .. } => range,
-                _ => ByteRange::to(self.get.size),
+                _ => ByteRange::to(get.size),
             };
             mismatches.sample.get_or_insert_with(|| {
-                let segment = self.get.places[self.place].replica.segment;
-                (self.get.lease.lease().object().clone(), segment, error)
+                let segment = get.places[self.entry.place].replica.segment;
+                (get.lease.lease().object().clone(), segment, error)
             });
             StoreError::ChecksumMismatch {
                 offset: range.start(),
@@ -305,8 +412,9 @@ impl Entry {
     }
 
     fn done(&self, core: &Core, verified: Verified) -> Result<ReadDone, StoreError> {
-        self.get.preferred.store(self.place, Ordering::Relaxed);
-        let over = self.get.lease.lease().end_read(now());
+        let get = &self.entry.get;
+        get.preferred.store(self.entry.place, Ordering::Relaxed);
+        let over = get.lease.lease().end_read(now());
         over.map_err(|_| StoreError::Refused(Refusal::LeaseExpired))?;
         let done = ReadDone {
             bytes: verified.verified_bytes + verified.unverified_bytes,

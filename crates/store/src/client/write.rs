@@ -10,20 +10,25 @@
 //! waits for a future that is not polled, but for one thing: ranges that had to wait begin only when
 //! their own future is polled.
 //!
+//! All that a round needs lies in a [`WriteCall`], whose memory serves call after call.
+//!
 //! Dropping the future stops nothing: the call is seen through in the background. The local memory
 //! belongs to the transfers until they are done. Lock order: a round before its sessions.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::{fmt, mem, ops};
 
 use layercake_protocol::error::Refusal;
-use layercake_transport::{Direction, LocalSlice, PieceDone, PieceError, Transfer};
+use layercake_transport::{Direction, LocalSlice, PieceDone, PieceError};
 use parking_lot::Mutex;
 
 use super::StoreClient;
 use super::core::Core;
 use super::early::publish;
-use super::fanout::{Failure, Fanout, Flight};
+use super::fanout::{Failure, Fanout, Flight, Spare, Transfers};
 use crate::error::StoreError;
 use crate::session::cut::{Cut, cut_ranges};
 use crate::session::put_state::{CallId, Phase, Publish};
@@ -40,11 +45,11 @@ pub struct Range {
 
 /// Ranges to write into one object.
 #[derive(Debug)]
-pub struct RangeWrite<'a> {
+pub struct RangeWrite<'a, R = Vec<Range>> {
     /// The session.
     pub session: &'a PutSession,
     /// At least one range, each with at least one byte. Where two overlap, the first in the list is written.
-    pub ranges: Vec<Range>,
+    pub ranges: R,
 }
 
 impl StoreClient {
@@ -56,57 +61,125 @@ impl StoreClient {
     /// moves. A failed range fails its entry only, and its bytes count as not written: writing them
     /// again heals the session, unless nobody knows whether the failed write is still carried out; then
     /// the session answers [`StoreError::Unconfirmed`] from there on.
-    pub fn write_ranges(
+    pub fn write_ranges<'a, R>(
         &self,
-        writes: Vec<RangeWrite<'_>>,
-    ) -> impl Future<Output = Vec<Result<u64, StoreError>>> + Send + 'static {
+        writes: impl IntoIterator<Item = RangeWrite<'a, R>>,
+    ) -> Writing
+    where
+        R: IntoIterator<Item = Range>,
+    {
         let core = self.core();
-        let mut answers = Vec::with_capacity(writes.len());
-        let mut entries = Vec::with_capacity(writes.len());
-        let mut cuts = Vec::with_capacity(writes.len());
-        for (index, write) in writes.into_iter().enumerate() {
-            answers.push(match Entry::admit(index, write, &mut cuts) {
-                Ok(entry) => {
-                    entries.push(entry);
-                    None
-                }
-                Err(error) => Some(Err(error)),
-            });
+        let writes = writes.into_iter();
+        let mut call = core.writes.take();
+        let mut answers = Vec::with_capacity(writes.size_hint().0);
+        for (index, write) in writes.enumerate() {
+            answers.push(call.admit(index, write).err().map(Err));
         }
-        let mut call = WriteCall {
+        let waiting = call.take_waiting();
+        Writing {
             core: Arc::clone(core),
             answers,
-            waiting: entries,
-            cuts: cuts.into(),
-            round: None,
-        };
-        call.submit_ready();
-        core.see_through(call.run())
+            round: Some(Round::submit(core, call)),
+            waiting,
+            turn: None,
+        }
     }
 }
 
-/// One call of `write_ranges`.
-struct WriteCall {
+/// A call of [`StoreClient::write_ranges`] that is under way. Dropping it stops nothing: what was asked for is written.
+#[must_use = "nobody knows what became of writes whose answers are not awaited"]
+pub struct Writing {
     core: Arc<Core>,
-    /// One for each entry of the call.
+    /// One for each entry of the call; none when it is over.
     answers: Vec<Option<Result<u64, StoreError>>>,
-    /// Entries that were admitted and not submitted.
-    waiting: Vec<Entry>,
-    /// Of all entries.
-    cuts: Arc<[Cut]>,
     round: Option<Arc<Round>>,
+    /// What was admitted and not submitted.
+    waiting: Option<Box<WriteCall>>,
+    /// Waits until some of that may run.
+    turn: Option<Turn>,
+}
+
+type Turn = Pin<Box<dyn Future<Output = (Box<WriteCall>, Vec<(usize, StoreError)>)> + Send + Sync>>;
+
+impl Future for Writing {
+    type Output = Vec<Result<u64, StoreError>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            if let Some(round) = &this.round {
+                ready!(round.poll_ended(cx));
+                round.collect();
+                round.take_results(&mut this.answers);
+                this.round = None;
+            }
+            if let Some(waiting) = this.waiting.take() {
+                this.turn = Some(Box::pin(waiting.await_turn()));
+            }
+            let Some(turn) = &mut this.turn else {
+                let answers = mem::take(&mut this.answers).into_iter();
+                let answers = answers
+                    .map(|answer| answer.expect("a call that ran to its end has every answer"));
+                return Poll::Ready(answers.collect());
+            };
+            let (mut call, refused) = ready!(turn.as_mut().poll(cx));
+            this.turn = None;
+            for (index, error) in refused {
+                this.answers[index] = Some(Err(error));
+            }
+            this.waiting = call.take_waiting();
+            this.round = Some(Round::submit(&this.core, call));
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if self.round.is_some() || self.waiting.is_some() || self.turn.is_some() {
+            let rest = Self {
+                core: Arc::clone(&self.core),
+                answers: mem::take(&mut self.answers),
+                round: self.round.take(),
+                waiting: self.waiting.take(),
+                turn: self.turn.take(),
+            };
+            self.core.background(async move { drop(rest.await) });
+        }
+    }
+}
+
+impl fmt::Debug for Writing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writing")
+            .field("round", &self.round)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Entries of a call that are, or are to be, submitted together.
+#[derive(Debug, Default)]
+pub(crate) struct WriteCall {
+    entries: Vec<Entry>,
+    /// Of all entries.
+    ranges: Vec<Range>,
+    cuts: Vec<Cut>,
+    /// Of the cuts.
+    slots: Vec<Slot>,
+    results: Vec<(usize, Result<u64, StoreError>)>,
+    spare: Spare<Tag>,
 }
 
 /// What one call means for one session.
+#[derive(Debug)]
 struct Entry {
     index: usize,
     put: Arc<PutShared>,
     call: CallId,
     /// Nothing that it overlaps is under way.
     ready: bool,
-    /// Where its cuts are among those of the call.
+    /// Where its cuts are among those of the call, and its ranges.
     cuts: ops::Range<usize>,
-    ranges: Vec<Range>,
+    ranges: ops::Range<usize>,
     /// The first piece that failed.
     failed: Option<StoreError>,
 }
@@ -119,7 +192,7 @@ enum Slot {
     Failed,
 }
 
-/// Which piece: positions in the round's entries, in the call's cuts and in the entry's places.
+/// Which piece: positions in the round's entries, in its cuts and in the entry's places.
 #[derive(Clone, Copy, Debug)]
 struct Tag {
     entry: u32,
@@ -128,139 +201,175 @@ struct Tag {
 }
 
 impl WriteCall {
-    /// Submits the entries that may run, as one round.
-    fn submit_ready(&mut self) {
-        let waiting = mem::take(&mut self.waiting);
-        let (ready, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|e| e.ready);
-        self.waiting = waiting;
-        if !ready.is_empty() {
-            self.round = Some(Round::submit(&self.core, &self.cuts, ready));
-        }
+    fn admit<R>(&mut self, index: usize, write: RangeWrite<'_, R>) -> Result<(), StoreError>
+    where
+        R: IntoIterator<Item = Range>,
+    {
+        let put = write.session.shared();
+        let (first, first_cut) = (self.ranges.len(), self.cuts.len());
+        self.ranges.extend(write.ranges);
+        let ranges = self.ranges[first..].iter();
+        let lens = ranges.map(|range| (range.offset, range.local.len()));
+        cut_ranges(put.size, lens, &mut self.cuts)?;
+        let (call, ready) = put.admit(&self.cuts[first_cut..])?;
+        self.entries.push(Entry {
+            index,
+            put: Arc::clone(put),
+            call,
+            ready,
+            cuts: first_cut..self.cuts.len(),
+            ranges: first..self.ranges.len(),
+            failed: None,
+        });
+        Ok(())
     }
 
-    async fn run(mut self) -> Vec<Result<u64, StoreError>> {
-        loop {
-            if let Some(round) = self.round.take() {
-                round.settled().await;
-                for (index, result) in round.take_results() {
-                    self.answers[index] = Some(result);
-                }
-            }
-            if self.waiting.is_empty() {
-                return self.answers();
-            }
-            self.await_turn().await;
-            self.submit_ready();
+    /// Parts with the entries that may not run yet, if there are any.
+    fn take_waiting(&mut self) -> Option<Box<Self>> {
+        if self.entries.iter().all(|entry| entry.ready) {
+            return None;
         }
+        let mut waiting = Box::<Self>::default();
+        for entry in self.entries.extract_if(.., |entry| !entry.ready) {
+            let (cuts, ranges) = (waiting.cuts.len(), waiting.ranges.len());
+            waiting.cuts.extend(&self.cuts[entry.cuts.clone()]);
+            waiting
+                .ranges
+                .extend_from_slice(&self.ranges[entry.ranges.clone()]);
+            waiting.entries.push(Entry {
+                cuts: cuts..waiting.cuts.len(),
+                ranges: ranges..waiting.ranges.len(),
+                ..entry
+            });
+        }
+        Some(waiting)
     }
 
-    /// Waits for the first waiting entry's turn, and looks which others have theirs.
-    async fn await_turn(&mut self) {
-        let Some(first) = self.waiting.first() else {
-            return;
+    /// Waits for the first entry's turn, and looks which others have theirs. With those that are refused.
+    async fn await_turn(mut self: Box<Self>) -> (Box<Self>, Vec<(usize, StoreError)>) {
+        let mut refused = Vec::new();
+        let Some(first) = self.entries.first() else {
+            return (self, refused);
         };
         let turn = first.put.may_run(first.call).await;
-        let Self {
-            answers, waiting, ..
-        } = self;
         let mut turn = Some(turn.map(|()| true));
-        waiting.retain_mut(|entry| {
+        self.entries.retain_mut(|entry| {
             let turn = turn.take().unwrap_or_else(|| entry.put.try_run(entry.call));
-            match turn {
-                Ok(ready) => entry.ready = ready,
-                Err(error) => answers[entry.index] = Some(Err(error)),
-            }
-            answers[entry.index].is_none()
+            let error = match turn {
+                Ok(ready) => {
+                    entry.ready = ready;
+                    return true;
+                }
+                Err(error) => error,
+            };
+            refused.push((entry.index, error));
+            false
         });
+        (self, refused)
     }
 
-    fn answers(self) -> Vec<Result<u64, StoreError>> {
-        let answers = self.answers.into_iter();
-        answers
-            .map(|answer| answer.expect("a call that ran to its end has every answer"))
-            .collect()
+    fn submit(&mut self, core: &Core) -> Flight<Tag> {
+        let fanout = Fanout::new(Direction::Write, core.config.checksums);
+        let mut fanout = fanout.reusing(mem::take(&mut self.spare));
+        for (at, entry) in self.entries.iter().enumerate() {
+            let ranges = &self.ranges[entry.ranges.clone()];
+            entry.push_pieces(index_of(at), &self.cuts, ranges, &mut fanout);
+        }
+        self.slots.resize(self.cuts.len(), Slot::Open);
+        fanout.submit(&core.engine)
+    }
+
+    /// Notes what became of the pieces. Gives what is to be published.
+    fn settle(&mut self, round: &Round, flight: Flight<Tag>) -> Vec<(Arc<PutShared>, Publish)> {
+        let Self {
+            entries,
+            ranges,
+            cuts,
+            slots,
+            results,
+            spare,
+        } = self;
+        *spare = flight.collect(|tag, result| {
+            let entry = &mut entries[tag.entry as usize];
+            entry.landed(&round.core, cuts, slots, tag, result);
+        });
+        let mut publishing = Vec::new();
+        for mut entry in entries.drain(..) {
+            let (result, publish) = entry.settle(round, slots, &ranges[entry.ranges.clone()]);
+            results.push((entry.index, result));
+            if !publish.records.is_empty() {
+                publishing.push((entry.put, publish));
+            }
+        }
+        publishing
     }
 }
 
 /// Entries of one call that were submitted together.
 pub(crate) struct Round {
     core: Arc<Core>,
-    cuts: Arc<[Cut]>,
-    transfers: Vec<Transfer>,
+    transfers: Transfers,
     inner: Mutex<RoundState>,
 }
 
 struct RoundState {
     /// Until it is collected.
     flight: Option<Flight<Tag>>,
-    entries: Vec<Entry>,
-    /// Of the call's cuts.
-    slots: Vec<Slot>,
-    results: Vec<(usize, Result<u64, StoreError>)>,
+    call: Box<WriteCall>,
 }
 
 impl Round {
-    fn submit(core: &Arc<Core>, cuts: &Arc<[Cut]>, entries: Vec<Entry>) -> Arc<Self> {
-        let mut fanout = Fanout::new(Direction::Write, core.config.checksums);
-        for (at, entry) in entries.iter().enumerate() {
-            entry.push_pieces(index_of(at), cuts, &mut fanout);
-        }
-        let flight = fanout.submit(&core.engine);
-        let puts: Vec<Arc<PutShared>> = entries.iter().map(|e| Arc::clone(&e.put)).collect();
+    fn submit(core: &Arc<Core>, mut call: Box<WriteCall>) -> Arc<Self> {
+        let flight = call.submit(core);
         let round = Arc::new(Self {
             core: Arc::clone(core),
-            cuts: Arc::clone(cuts),
             transfers: flight.transfers(),
             inner: Mutex::new(RoundState {
                 flight: Some(flight),
-                results: Vec::with_capacity(entries.len()),
-                entries,
-                slots: vec![Slot::Open; cuts.len()],
+                call,
             }),
         });
-        for put in puts {
-            put.flying(&round);
+        for entry in &round.inner.lock().call.entries {
+            entry.put.flying(&round);
         }
         round
     }
 
     /// Waits until every piece has ended, and has its sessions know.
     pub(crate) async fn settled(&self) {
-        for transfer in &self.transfers {
-            transfer.clone().await;
-        }
+        poll_fn(|cx| self.poll_ended(cx)).await;
         self.collect();
+    }
+
+    fn poll_ended(&self, cx: &Context<'_>) -> Poll<()> {
+        for transfer in &self.transfers {
+            ready!(transfer.poll_ended(cx));
+        }
+        Poll::Ready(())
     }
 
     fn collect(&self) {
         let mut inner = self.inner.lock();
-        let RoundState {
-            flight,
-            entries,
-            slots,
-            results,
-        } = &mut *inner;
-        let Some(flight) = flight.take() else {
+        let Some(flight) = inner.flight.take() else {
             return;
         };
-        flight.collect(|tag, result| {
-            let entry = &mut entries[tag.entry as usize];
-            entry.landed(&self.core, &self.cuts, slots, tag, result);
-        });
-        let mut publishing = Vec::new();
-        for mut entry in entries.drain(..) {
-            let (result, publish) = entry.settle(self, slots);
-            results.push((entry.index, result));
-            if !publish.records.is_empty() {
-                publishing.push((entry.put, publish));
-            }
-        }
+        let publishing = inner.call.settle(self, flight);
         drop(inner);
         publish(&self.core, publishing);
     }
 
-    fn take_results(&self) -> Vec<(usize, Result<u64, StoreError>)> {
-        mem::take(&mut self.inner.lock().results)
+    /// Puts the results of what was collected to their places, and lets go of the call's memory.
+    fn take_results(&self, answers: &mut [Option<Result<u64, StoreError>>]) {
+        let mut call = mem::take(&mut self.inner.lock().call);
+        for (index, result) in call.results.drain(..) {
+            answers[index] = Some(result);
+        }
+        call.entries.clear();
+        call.ranges.clear();
+        call.cuts.clear();
+        let pieces = call.slots.len();
+        call.slots.clear();
+        self.core.writes.give(call, pieces);
     }
 }
 
@@ -273,28 +382,10 @@ impl fmt::Debug for Round {
 }
 
 impl Entry {
-    fn admit(index: usize, write: RangeWrite<'_>, cuts: &mut Vec<Cut>) -> Result<Self, StoreError> {
-        let put = write.session.shared();
-        let first = cuts.len();
-        let lens = write.ranges.iter();
-        let lens = lens.map(|range| (range.offset, range.local.len()));
-        cut_ranges(put.size, lens, cuts)?;
-        let (call, ready) = put.admit(&cuts[first..])?;
-        Ok(Self {
-            index,
-            put: Arc::clone(put),
-            call,
-            ready,
-            cuts: first..cuts.len(),
-            ranges: write.ranges,
-            failed: None,
-        })
-    }
-
-    fn push_pieces(&self, entry: u32, cuts: &[Cut], fanout: &mut Fanout<Tag>) {
+    fn push_pieces(&self, entry: u32, cuts: &[Cut], ranges: &[Range], fanout: &mut Fanout<Tag>) {
         for cut_at in self.cuts.clone() {
             let cut = cuts[cut_at];
-            let local = &self.ranges[cut.source].local;
+            let local = &ranges[cut.source].local;
             let local = if cut.range.len() == local.len() {
                 local.clone()
             } else {
@@ -359,7 +450,12 @@ impl Entry {
     }
 
     /// The call's result, and what the session publishes.
-    fn settle(&mut self, round: &Round, slots: &[Slot]) -> (Result<u64, StoreError>, Publish) {
+    fn settle(
+        &mut self,
+        round: &Round,
+        slots: &[Slot],
+        ranges: &[Range],
+    ) -> (Result<u64, StoreError>, Publish) {
         let core = &round.core;
         let slots = &slots[self.cuts.clone()];
         let (abandoned, publish) = self.put.finish(self.call, round, |at| match slots[at] {
@@ -372,7 +468,7 @@ impl Entry {
         if let Some(error) = self.failed.take() {
             return (Err(error), publish);
         }
-        let lens = self.ranges.iter().map(|range| range.local.len());
+        let lens = ranges.iter().map(|range| range.local.len());
         let bytes = lens.fold(0, u64::saturating_add);
         let copies = self.put.places.len() as u64;
         core.counters

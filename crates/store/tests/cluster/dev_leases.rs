@@ -295,7 +295,7 @@ async fn dev_04_on(via: Via) {
                     local: whole(memory),
                 }],
             });
-        for done in client.read_ranges(reads.collect()).await {
+        for done in client.read_ranges(reads).await {
             assert_eq!(done.expect("its lease is renewed").verified, size);
         }
         for (memory, expected) in buffers.iter().zip(expected) {

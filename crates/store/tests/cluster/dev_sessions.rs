@@ -236,7 +236,7 @@ async fn dev_06_on(via: Via) {
         });
         let write = RangeWrite {
             session: &session,
-            ranges: ranges.collect(),
+            ranges,
         };
         one(client.write_ranges(vec![write]).await).expect("up");
     }
@@ -271,7 +271,7 @@ async fn dev_06_on(via: Via) {
     });
     let read = RangeRead {
         session: &get,
-        ranges: ranges.collect(),
+        ranges,
     };
     assert_eq!(
         one(client.read_ranges(vec![read]).await)

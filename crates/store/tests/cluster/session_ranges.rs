@@ -102,7 +102,7 @@ async fn r7_overlaps_have_one_result_and_its_checksums() {
         });
         let write = RangeWrite {
             session: &session,
-            ranges: ranges.into(),
+            ranges,
         };
         assert_eq!(
             one(client.write_ranges(vec![write]).await).expect("up"),
@@ -172,7 +172,7 @@ async fn r7_one_session_may_be_named_twice_in_a_range_call() {
         session: &session,
         ranges: part(at),
     });
-    for written in client.write_ranges(writes.into()).await {
+    for written in client.write_ranges(writes).await {
         assert_eq!(written.expect("up"), KIB);
     }
     let key = session.key().clone();

@@ -50,7 +50,7 @@ async fn write_layer(client: &StoreClient, sessions: &[PutSession], layer: u64, 
                 local: whole(memory),
             }],
         });
-    for written in client.write_ranges(writes.collect()).await {
+    for written in client.write_ranges(writes).await {
         assert_eq!(written.expect("the node is up"), len);
     }
 }
@@ -70,7 +70,7 @@ async fn read_layer(client: &StoreClient, sessions: &[GetSession], layer: u64, l
                 local: whole(memory),
             }],
         });
-    for done in client.read_ranges(reads.collect()).await {
+    for done in client.read_ranges(reads).await {
         let done = done.expect("the node is up");
         assert_eq!(
             (done.bytes, done.verified),
@@ -148,7 +148,7 @@ async fn r2_a_call_with_thousands_of_ranges_is_taken() {
         });
         let write = RangeWrite {
             session: &session,
-            ranges: ranges.collect(),
+            ranges,
         };
         assert_eq!(
             one(client.write_ranges(vec![write]).await).expect("taken"),
@@ -185,12 +185,7 @@ async fn r3_a_failed_range_fails_its_key_alone_and_is_healed_by_writing_it_again
             ranges: vec![Range { offset: KIB, local }],
         }
     });
-    for (at, written) in client
-        .write_ranges(writes.collect())
-        .await
-        .into_iter()
-        .enumerate()
-    {
+    for (at, written) in client.write_ranges(writes).await.into_iter().enumerate() {
         assert_eq!(written.is_ok(), at != 3, "{written:?}");
     }
     let failed = sessions.remove(3);

@@ -8,7 +8,7 @@ use layercake_protocol::replica::GetStarted;
 
 use parking_lot::Mutex;
 
-use super::{EarlySession, Seen, Shared, Stage, Writing, without_checksums};
+use super::{EarlySession, Progress, Seen, Shared, Stage, Writing, without_checksums};
 use crate::client::StoreClient;
 use crate::client::get_start::GetOptions;
 use crate::client::places::Targets;
@@ -70,13 +70,16 @@ impl StoreClient {
         answers
     }
 
-    /// Which objects are being written by writers that publish what they have. Grants no lease.
-    pub async fn publishing(&self, keys: &[ObjectKey]) -> Result<Vec<bool>, StoreError> {
+    /// How far the writers of objects have come, for a reader that would read what is there. Grants no lease.
+    pub async fn progress(&self, keys: &[ObjectKey]) -> Result<Vec<Progress>, StoreError> {
         let found = self.unfinished(keys, GetOptions::default()).await?;
-        let found = found.iter();
-        Ok(found
-            .map(|found| matches!(found, Found::Writing(..)))
-            .collect())
+        let progress = found.iter().map(|found| match found {
+            Found::Writing(..) => Progress::Publishing,
+            Found::Complete => Progress::Complete,
+            Found::Not(Refusal::NotFound) => Progress::Absent,
+            Found::Not(_) => Progress::Unreadable,
+        });
+        Ok(progress.collect())
     }
 
     /// Sessions on complete objects.

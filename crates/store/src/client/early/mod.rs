@@ -25,7 +25,7 @@ mod read;
 mod seen;
 
 pub(super) use self::publish::publish;
-pub use self::read::EarlyRead;
+pub use self::read::{EarlyRead, EarlyReading};
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,6 +40,19 @@ use super::get_start::GetOptions;
 use super::places::Places;
 use crate::error::StoreError;
 use crate::session::GetSession;
+
+/// How far the writer of an object has come. See [`StoreClient::progress`](crate::StoreClient::progress).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It is being written, and what is written can be read.
+    Publishing,
+    /// It is complete.
+    Complete,
+    /// It is reserved by a writer that does not publish, or out of reach.
+    Unreadable,
+    /// There is none.
+    Absent,
+}
 
 /// An object that is read, perhaps while it is still written. Made by
 /// [`StoreClient::start_early_gets`](crate::StoreClient::start_early_gets). Clones are the same session.

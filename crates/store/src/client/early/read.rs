@@ -9,6 +9,11 @@
 //! tag of another generation means that the place was not written yet, or is somebody else's by now. Where a
 //! record was seen before it is the latter, since tags only grow, and the master is asked at once.
 
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use layercake_protocol::header::{ReadPlan, VerifyError};
@@ -53,21 +58,56 @@ impl StoreClient {
     /// An entry ends with [`StoreError::WriterGone`] when the object was given up, and with
     /// [`Refusal::Superseded`](layercake_protocol::error::Refusal::Superseded) when another took its place. An entry that fails leaves
     /// anything in its own local memory. Dropping the future ends the waiting; transfers under way end by themselves.
-    pub fn read_early(
-        &self,
-        reads: Vec<EarlyRead<'_>>,
-        within: Duration,
-    ) -> impl Future<Output = Vec<Result<ReadDone, StoreError>>> + Send + 'static {
+    pub fn read_early(&self, reads: Vec<EarlyRead<'_>>, within: Duration) -> EarlyReading {
+        let moving = Arc::new(AtomicBool::new(false));
         let mut call = Call {
             client: self.clone(),
             answers: Vec::with_capacity(reads.len()),
             entries: Vec::with_capacity(reads.len()),
             within,
+            moving: Arc::clone(&moving),
         };
         for read in reads {
             call.admit(read);
         }
-        call.run()
+        EarlyReading {
+            call: Box::pin(call.run()),
+            moving,
+        }
+    }
+}
+
+/// One for each entry of a call.
+type Answers = Vec<Result<ReadDone, StoreError>>;
+
+/// A call of [`StoreClient::read_early`].
+#[must_use = "nothing is read early that nobody awaits"]
+pub struct EarlyReading {
+    call: Pin<Box<dyn Future<Output = Answers> + Send>>,
+    moving: Arc<AtomicBool>,
+}
+
+impl EarlyReading {
+    /// Whether bytes of what was asked for were under way when it was polled last. If not, all that is left waits for
+    /// writers.
+    pub fn is_moving(&self) -> bool {
+        self.moving.load(Ordering::Relaxed)
+    }
+}
+
+impl Future for EarlyReading {
+    type Output = Answers;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.call.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for EarlyReading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EarlyReading")
+            .field("moving", &self.is_moving())
+            .finish_non_exhaustive()
     }
 }
 
@@ -77,6 +117,8 @@ struct Call {
     /// Those without an answer.
     entries: Vec<Entry>,
     within: Duration,
+    /// Told to whoever awaits the call.
+    moving: Arc<AtomicBool>,
 }
 
 pub(super) struct Entry {
@@ -135,7 +177,7 @@ impl Call {
         }
     }
 
-    async fn run(mut self) -> Vec<Result<ReadDone, StoreError>> {
+    async fn run(mut self) -> Answers {
         let deadline = Instant::now() + self.within;
         let (mut pause, mut question) = (SHORTEST_PAUSE, FIRST_QUESTION);
         let mut ask_at = Instant::now() + question;
@@ -197,16 +239,19 @@ impl Call {
         for (index, ready) in ready.iter().enumerate() {
             self.entries[ready.at].push_pieces(index, ready, &mut fanout);
         }
+        let any = !(ready.is_empty() && complete.is_empty());
+        self.moving.store(any, Ordering::Relaxed);
         let early = fanout.submit(&self.client.core().engine);
         let reads = complete.iter().map(|(at, session)| RangeRead {
             session,
             ranges: self.entries[*at].ranges.clone(),
         });
-        let whole = self.client.read_ranges(reads.collect());
+        let whole = self.client.read_ranges(reads);
         early
             .land(|(index, piece): (usize, usize), result| ready[index].landed(piece, result))
             .await;
         let whole = whole.await;
+        self.moving.store(false, Ordering::Relaxed);
         for ((at, _), result) in complete.iter().zip(whole) {
             self.answers[self.entries[*at].index] = Some(result);
         }
