@@ -63,7 +63,8 @@ macro_rules! counters {
 counters! {
     /// Look-ups asked.
     lookups,
-    /// Keys that the master was asked for.
+    /// Keys that the master was asked for: no more than those of the hits and one window for each look-up, or with early
+    /// reads three times as many.
     keys_queried,
     /// Blocks that look-ups found readable on every storing rank.
     hit_blocks,
@@ -75,6 +76,9 @@ counters! {
     failed_loads,
     /// Objects that were damaged and are removed.
     removed_damaged,
+    /// Microseconds for which calls that load moved nothing, since writers had not got so far: only with early reads,
+    /// and no part of the time that loads are said to take.
+    early_wait_micros,
     /// Blocks that were read once and copied to further places.
     fanned_out_blocks,
     /// Blocks of which several requests needed one object, read once each.

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use layercake_protocol::ids::Epoch;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{Presence, Recency};
-use layercake_store::StoreClient;
+use layercake_store::{Progress, StoreClient, StoreError};
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -199,45 +200,80 @@ async fn run(
     mut lookup: Lookup,
     early: bool,
 ) -> Result<Found, MissReason> {
-    let missed = |error| {
-        tracing::debug!(%error, "a look-up counts as a miss");
-        MissReason::Master
-    };
     while let Some(window) = lookup.next() {
-        let (keys, start) = (&keys[window.clone()], window.start);
-        let mut states: Vec<KeyState> = Vec::with_capacity(keys.len());
-        let (mut epoch, mut queried) = (lookup.epoch(), 0);
-        while states.len() < keys.len() {
-            let rest = &keys[states.len()..];
-            let recency = Recency {
-                epoch,
-                first_index: u32::try_from(start + states.len()).unwrap_or(u32::MAX),
-            };
-            let answer = store.probe_prefix(rest, recency).await.map_err(missed)?;
-            epoch = answer.epoch;
-            queried += answer.keys_queried;
-            let found = answer.states.iter().map(|state| state_of(*state));
-            let readable = found
-                .clone()
-                .take_while(|state| *state == KeyState::Readable);
-            let readable = readable.count();
-            let reserved = found.clone().nth(readable) == Some(KeyState::Reserved);
-            if !(early && reserved) {
-                states.extend(found);
-                break;
+        let mut asking = Window {
+            store,
+            first: window.start,
+            keys: &keys[window],
+            states: Vec::new(),
+            epoch: lookup.epoch(),
+            queried: 0,
+        };
+        asking.ask(early).await.map_err(|error| {
+            tracing::debug!(%error, "a look-up counts as a miss");
+            MissReason::Master
+        })?;
+        lookup.answer(&asking.states, asking.epoch, asking.queried);
+    }
+    Ok(lookup.found())
+}
+
+/// A window that is being asked for.
+struct Window<'a> {
+    store: &'a StoreClient,
+    /// Place of the first key in the request's.
+    first: usize,
+    keys: &'a [ObjectKey],
+    /// Of the keys so far.
+    states: Vec<KeyState>,
+    epoch: Epoch,
+    queried: u64,
+}
+
+impl Window<'_> {
+    /// Each key is asked for once; with `early` up to three times: those from the first that is being written on once
+    /// more, and those among them that are complete once again, as what is loaded must be touched.
+    async fn ask(&mut self, early: bool) -> Result<(), StoreError> {
+        self.probe(self.keys.len()).await?;
+        if !early || self.states.last() != Some(&KeyState::Reserved) {
+            return Ok(());
+        }
+        self.states.pop();
+        let rest = &self.keys[self.states.len()..];
+        self.queried += rest.len() as u64;
+        let progress = self.store.progress(rest).await?;
+        for run in progress.chunk_by(|a, b| a == b) {
+            let end = self.states.len() + run.len();
+            match run[0] {
+                Progress::Publishing => self.states.resize(end, KeyState::Readable),
+                Progress::Complete => self.probe(run.len()).await?,
+                Progress::Unreadable => self.states.push(KeyState::Reserved),
+                Progress::Absent => self.states.push(KeyState::Absent),
             }
-            states.extend(found.take(readable));
-            let published = store.publishing(&rest[readable..]).await.map_err(missed)?;
-            let published = published.iter().take_while(|published| **published).count();
-            states.extend(std::iter::repeat_n(KeyState::Readable, published));
-            if published == 0 {
-                states.push(KeyState::Reserved);
+            if self.states.len() < end || self.states.last() != Some(&KeyState::Readable) {
                 break;
             }
         }
-        lookup.answer(&states, epoch, queried);
+        Ok(())
     }
-    Ok(lookup.found())
+
+    /// Looks the next keys up. Their states end with the first that is not readable.
+    async fn probe(&mut self, keys: usize) -> Result<(), StoreError> {
+        let from = self.states.len();
+        let recency = Recency {
+            epoch: self.epoch,
+            first_index: u32::try_from(self.first + from).unwrap_or(u32::MAX),
+        };
+        let asked = &self.keys[from..from + keys];
+        let answer = self.store.probe_prefix(asked, recency).await?;
+        self.epoch = answer.epoch;
+        self.queried += answer.keys_queried;
+        let states = answer.states.iter().map(|state| state_of(*state));
+        let first_miss = states.clone().position(|it| it != KeyState::Readable);
+        let known = first_miss.map_or(keys, |at| at + 1);
+        self.states.extend(states.take(known));
+        Ok(())
+    }
 }
 
 /// How long an answer may be acted upon: for half of the lease that the look-up was granted; the other half is for the

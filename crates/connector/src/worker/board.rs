@@ -30,7 +30,10 @@ struct State {
 }
 
 /// A call that is under way, or about to be.
-pub(crate) struct Flight(Arc<Board>);
+pub(crate) struct Flight {
+    board: Arc<Board>,
+    rests: bool,
+}
 
 impl Board {
     pub(crate) fn new(rows: Vec<Vec<BlockId>>, layers: usize) -> Self {
@@ -73,10 +76,13 @@ impl Board {
     /// loads either keeps them from being asked for or waits for them.
     pub(crate) fn take_off(self: &Arc<Self>) -> Flight {
         self.state.lock().flights.begin(Instant::now());
-        Flight(Arc::clone(self))
+        Flight {
+            board: Arc::clone(self),
+            rests: false,
+        }
     }
 
-    /// For how long at least one call has been under way.
+    /// For how long at least one call has been under way and did not rest.
     pub(crate) fn busy(&self) -> Duration {
         self.state.lock().flights.total(Instant::now())
     }
@@ -115,10 +121,23 @@ impl Board {
     }
 }
 
+impl Flight {
+    /// Whether it only waits, for somebody who has not written yet.
+    pub(crate) fn rest(&mut self, rests: bool) {
+        if self.rests != rests {
+            self.rests = rests;
+            let flights = &mut self.board.state.lock().flights;
+            let turn = if rests { Busy::rest } else { Busy::go_on };
+            turn(flights, Instant::now());
+        }
+    }
+}
+
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.0.state.lock().flights.end(Instant::now());
-        self.0.changed.notify_all();
+        self.rest(false);
+        self.board.state.lock().flights.end(Instant::now());
+        self.board.changed.notify_all();
     }
 }
 

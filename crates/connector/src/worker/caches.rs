@@ -15,10 +15,11 @@ use crate::contract::{BlockId, CacheRegistration, EntryCache, LayerCache};
 use crate::error::ConnectorError;
 
 /// A part of an object that moves in one go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Part {
     Layer(usize),
     /// All layers: whole-object mode (W14).
+    #[default]
     Whole,
 }
 
@@ -39,6 +40,16 @@ impl Part {
 pub(crate) struct Caches {
     layers: Vec<Layer>,
     object_len: u64,
+}
+
+/// Memory to place blocks in. Keep one and reuse it.
+#[derive(Default)]
+pub(crate) struct Scratch(Vec<AppliedRanges>);
+
+/// Where a part of some blocks lies.
+pub(crate) struct Placed<'a> {
+    layers: &'a [Layer],
+    applied: &'a [AppliedRanges],
 }
 
 struct Layer {
@@ -98,45 +109,25 @@ impl Caches {
         self.layers.iter().map(|layer| layer.len).max().unwrap_or(0)
     }
 
-    /// The ranges of one layer in each of these blocks, block after block. `None` for a block that is
-    /// not there.
-    fn ranges(
-        &self,
-        layer: usize,
-        blocks: &[BlockId],
-        scratch: &mut AppliedRanges,
-    ) -> Option<Vec<Vec<Range>>> {
-        let layer = self.layers.get(layer)?;
-        layer.template.apply(blocks, scratch).ok()?;
-        (0..blocks.len())
-            .map(|block| layer.of_block(scratch.block(block)?))
-            .collect()
-    }
-
-    /// The ranges of all layers in each of these blocks.
-    fn whole(&self, blocks: &[BlockId], scratch: &mut AppliedRanges) -> Option<Vec<Vec<Range>>> {
-        let room = |_| Vec::with_capacity(self.pieces());
-        let mut all: Vec<Vec<Range>> = blocks.iter().map(room).collect();
-        for layer in 0..self.layers.len() {
-            let ranges = self.ranges(layer, blocks, scratch)?;
-            for (all, ranges) in all.iter_mut().zip(ranges) {
-                all.extend(ranges);
-            }
-        }
-        Some(all)
-    }
-
-    /// The ranges of a part in each of these blocks, block after block. `None` for a block that is not there.
-    pub(crate) fn part(
-        &self,
+    /// Works out where a part lies in each of these blocks. `None`: one is not there.
+    pub(crate) fn place<'a>(
+        &'a self,
         part: Part,
         blocks: &[BlockId],
-        scratch: &mut AppliedRanges,
-    ) -> Option<Vec<Vec<Range>>> {
-        match part {
-            Part::Layer(layer) => self.ranges(layer, blocks, scratch),
-            Part::Whole => self.whole(blocks, scratch),
+        scratch: &'a mut Scratch,
+    ) -> Option<Placed<'a>> {
+        let layers = match part {
+            Part::Layer(layer) => self.layers.get(layer..=layer)?,
+            Part::Whole => &self.layers,
+        };
+        let Scratch(applied) = scratch;
+        if applied.len() < layers.len() {
+            applied.resize_with(layers.len(), AppliedRanges::default);
         }
+        for (layer, applied) in layers.iter().zip(&mut *applied) {
+            layer.template.apply(blocks, applied).ok()?;
+        }
+        Some(Placed { layers, applied })
     }
 
     /// Bytes of a part in an object.
@@ -158,18 +149,29 @@ impl Caches {
     }
 }
 
+impl Placed<'_> {
+    /// The ranges of the part in one of the blocks, counted as they were given.
+    pub(crate) fn ranges(&self, block: usize) -> impl Iterator<Item = Range> {
+        let layers = self.layers.iter().zip(self.applied);
+        layers.flat_map(move |(layer, applied)| {
+            let addresses = applied.block(block).unwrap_or_default();
+            layer.at(addresses)
+        })
+    }
+}
+
 impl Layer {
-    fn of_block(&self, addresses: &[u64]) -> Option<Vec<Range>> {
+    fn at(&self, addresses: &[u64]) -> impl Iterator<Item = Range> {
         let offsets = self.template.object_offsets().iter();
         let pieces = offsets
             .zip(self.template.lens())
             .zip(addresses.iter().zip(&self.memories));
-        pieces
-            .map(|((&offset, &len), (&address, memory))| {
-                let local = memory.part(address, len)?;
-                Some(Range { offset, local })
-            })
-            .collect()
+        pieces.map(|((&offset, &len), (&address, memory))| Range {
+            offset,
+            local: memory
+                .part(address, len)
+                .expect("memory was checked for all blocks when it was registered"),
+        })
     }
 }
 

@@ -121,7 +121,8 @@ impl StoreWorker {
         };
         let place = (deployment.storing_ranks, storing_rank);
         let stall = options.save_stall;
-        let shared = Shared::new(store, options, checked.layout, fingerprint, place, audit);
+        let owned = (store, runtime.clone());
+        let shared = Shared::new(owned, options, checked.layout, fingerprint, place, audit);
         let shared = Arc::new(shared);
         let loads_queue = Arc::new(Queue::new(LOADS_QUEUED));
         let saves_queue = Arc::new(Queue::new(SAVES_QUEUED));

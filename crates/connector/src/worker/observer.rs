@@ -16,6 +16,8 @@ pub struct LayerTransfer {
     pub begun: Instant,
     /// How long it took.
     pub took: Duration,
+    /// The part of that in which it moved nothing, since writers had not got so far. Only with early reads.
+    pub waited: Duration,
 }
 
 /// Is told about each transfer of a layer, on a thread of the runtime: short, and never waits.

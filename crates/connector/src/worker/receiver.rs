@@ -7,25 +7,26 @@
 //! when every read of the tile has come back. Dropping the job, finished or not, aborts what has not arrived.
 //! Objects that are damaged are left to the [`remover`](super::remover).
 
+use std::future::poll_fn;
+use std::mem;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::{ObjectRef, Recency};
 use layercake_store::{GetOptions, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinSet};
 
 use super::board::Receiving;
-use super::caches::{Caches, Part};
+use super::caches::{Caches, Part, Scratch};
 use super::queue::Queue;
-use super::reads::{Call, Done, Session};
+use super::reads::{Call, Session};
 use super::remover::{self, Damaged};
 use super::shared::{Loading, Shared, reached};
 use super::staging::Staging;
@@ -51,14 +52,61 @@ pub(crate) struct LoadJob {
     pub(crate) loading: Loading,
 }
 
-/// Calls of a tile. Whatever becomes of who waits for them, they are seen through.
-#[derive(Default)]
-struct Flights(JoinSet<Done>);
+/// Calls that are under way. Whatever becomes of who waits for them, they are seen through.
+struct Flights {
+    shared: Arc<Shared>,
+    /// In the order in which they began.
+    calls: Vec<Box<Call>>,
+    /// Those that are over, for the next ones.
+    spare: Vec<Box<Call>>,
+}
+
+impl Flights {
+    fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            calls: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// The next call that is over. There must be one under way.
+    async fn next(&mut self) -> Box<Call> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Box<Call>> {
+        let shared = &self.shared;
+        let mut calls = self.calls.iter_mut();
+        match calls.position(|call| call.poll_over(shared, cx).is_ready()) {
+            Some(at) => Poll::Ready(self.calls.remove(at)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Nobody waits for what is under way.
+    fn leave(&mut self) {
+        for mut call in self.calls.drain(..) {
+            let shared = Arc::clone(&self.shared);
+            let over = async move { poll_fn(|cx| call.poll_over(&shared, cx)).await };
+            self.shared.runtime.spawn(over);
+        }
+    }
+}
 
 impl Drop for Flights {
     fn drop(&mut self) {
-        self.0.detach_all();
+        self.leave();
     }
+}
+
+/// Memory that serves call after call.
+#[derive(Default)]
+struct Kept {
+    scratch: Scratch,
+    /// Positions of the sessions whose rows are worth asking for.
+    alive: Vec<usize>,
+    arrived: Vec<bool>,
 }
 
 pub(super) async fn run(
@@ -67,6 +115,7 @@ pub(super) async fn run(
     remover: Arc<Queue<Damaged>>,
 ) {
     let _taker = queue.taker();
+    let (mut kept, mut flights) = (Kept::default(), Flights::new(&shared));
     while let Some(job) = queue.pop().await {
         let cursor = job.receiving.0.cursor();
         let mut load = Load {
@@ -75,9 +124,10 @@ pub(super) async fn run(
             cursor,
             generations: vec![Generation::NONE; job.rows.len()],
             damaged: Mutex::default(),
-            scratch: AppliedRanges::default(),
+            kept: &mut kept,
         };
-        load.run().await;
+        load.run(&mut flights).await;
+        flights.leave();
         // None outlives the job, also where it was left.
         shared.open_gets.store(0, Ordering::Relaxed);
         let loaded = job
@@ -98,11 +148,11 @@ struct Load<'a> {
     generations: Vec<Generation>,
     /// Objects that are not what was written.
     damaged: Mutex<Damaged>,
-    scratch: AppliedRanges,
+    kept: &'a mut Kept,
 }
 
 impl Load<'_> {
-    async fn run(&mut self) {
+    async fn run(&mut self, flights: &mut Flights) {
         let patience = self.shared.options.layer_timeout;
         if !reached(&self.job.ready, patience).await {
             tracing::warn!("the engine's blocks were not free to be loaded into in time");
@@ -113,56 +163,46 @@ impl Load<'_> {
             let lead = NonZeroUsize::new(self.depth() + 1).unwrap_or(NonZeroUsize::MIN);
             let window = self.shared.options.session_window_blocks;
             for tile in Tiles::new(self.job.rows.len(), layers, window, lead) {
-                self.tile(tile).await;
+                if !self.tile(tile, flights).await {
+                    return;
+                }
             }
         } else {
-            self.whole().await;
+            self.whole(flights).await;
         }
     }
 
     /// Whole-object mode (W14): every object is read in one go, once for each block. While some are read, the
     /// next ones' sessions are opened.
-    async fn whole(&mut self) {
+    async fn whole(&mut self, flights: &mut Flights) {
         let calls = self.shared.options.max_transfer_blocks.get();
         let window = self.shared.options.session_window_blocks.get();
-        let (mut flights, mut sessions) = (Flights::default(), Vec::new());
+        let mut sessions = Vec::new();
         let mut rest = 0..self.job.rows.len();
         while !rest.is_empty() {
             let end = rest.end.min(rest.start.saturating_add(calls.min(window)));
             let rows = rest.start..end;
             rest.start = end;
             if sessions.len() + rows.len() > window {
-                self.drain(&mut flights, 0).await;
-                self.release(std::mem::take(&mut sessions));
+                self.drain(flights, 0).await;
+                self.release(mem::take(&mut sessions));
             }
             let rows = self.job.receiving.0.look(|state| state.alive(rows));
             let opened = self.open(&rows, false).await;
-            self.ask(Part::Whole, &opened, &mut flights);
+            self.ask(Part::Whole, &opened, flights);
             sessions.extend(opened);
-            self.drain(&mut flights, WHOLE_CALLS - 1).await;
+            self.drain(flights, WHOLE_CALLS - 1).await;
         }
-        self.drain(&mut flights, 0).await;
+        self.drain(flights, 0).await;
         self.release(sessions);
     }
 
     /// Waits until no more than so many calls are under way.
-    async fn drain(&self, flights: &mut Flights, most: usize) {
-        while flights.0.len() > most {
-            if let Some(done) = flights.0.join_next().await {
-                self.over(done);
-            }
-        }
-    }
-
-    fn over(&self, done: Result<Done, JoinError>) {
-        match done {
-            Ok(done) => self.landed(&done),
-            // A read that panicked: what it was to bring is aborted with the job.
-            Err(error) => {
-                tracing::error!(%error, "a read broke off");
-                let board = &self.job.receiving.0;
-                board.update(crate::convergence::Convergence::abort);
-            }
+    async fn drain(&mut self, flights: &mut Flights, most: usize) {
+        while flights.calls.len() > most {
+            let call = flights.next().await;
+            self.landed(&call);
+            flights.spare.push(call);
         }
     }
 
@@ -180,7 +220,8 @@ impl Load<'_> {
         self.shared.store.release_gets(sessions);
     }
 
-    async fn tile(&mut self, tile: Tile) {
+    /// `false`: nobody computes any more.
+    async fn tile(&mut self, tile: Tile, flights: &mut Flights) -> bool {
         self.near(tile.layers.start).await;
         let rows = self
             .job
@@ -188,36 +229,39 @@ impl Load<'_> {
             .0
             .look(|state| state.alive(tile.rows.clone()));
         let sessions = self.open(&rows, !tile.last).await;
-        let mut flights = Flights::default();
         let mut next = tile.layers.start;
         self.shared.prefetch.lock().clear();
         // The computation passes none of these layers before all rows have it: it can be followed layer by
         // layer only where no rows are left to come.
         let follow = tile.rows.end == self.job.rows.len();
-        while next < tile.layers.end || !flights.0.is_empty() {
+        while next < tile.layers.end || !flights.calls.is_empty() {
             let mut pause = None;
             if next < tile.layers.end && (!follow || self.is_near(next)) {
                 let room = self.shared.prefetch.lock().has_room(Instant::now());
                 match room {
-                    Err(wait) if !flights.0.is_empty() => pause = wait,
+                    Err(wait) if !flights.calls.is_empty() => pause = wait,
                     _ => {
-                        self.ask(Part::Layer(next), &sessions, &mut flights);
+                        self.ask(Part::Layer(next), &sessions, flights);
                         next += 1;
                         continue;
                     }
                 }
             }
             tokio::select! {
-                Some(done) = flights.0.join_next(), if !flights.0.is_empty() => self.over(done),
+                call = flights.next(), if !flights.calls.is_empty() => {
+                    self.landed(&call);
+                    flights.spare.push(call);
+                }
                 () = rest(pause), if pause.is_some() => {}
                 moved = self.cursor.changed(), if next < tile.layers.end => {
                     if moved.is_err() {
-                        return;
+                        return false;
                     }
                 }
             }
         }
         self.release(sessions);
+        true
     }
 
     /// Opens the sessions of these rows; what can't be opened fails.
@@ -317,34 +361,30 @@ impl Load<'_> {
     fn ask(&mut self, part: Part, sessions: &[(usize, Session)], flights: &mut Flights) {
         let board = &self.job.receiving.0;
         let _asking = board.take_off();
-        let rows: Vec<&(usize, Session)> = board.look(|state| {
-            let alive = |(row, _): &&(usize, Session)| state.is_alive(*row);
-            sessions.iter().filter(alive).collect()
+        let mut alive = mem::take(&mut self.kept.alive);
+        alive.clear();
+        board.look(|state| {
+            let all = sessions.iter().enumerate();
+            let good = all.filter(|(_, (row, _))| state.is_alive(*row));
+            alive.extend(good.map(|(at, _)| at));
         });
-        let calls = self.shared.loads.lock().calls(rows.len());
-        for call in calls {
-            let rows = &rows[call];
-            let call = Call::new(self.shared, self.job, part, rows, &mut self.scratch);
-            match call {
-                Some(call) => {
-                    let flight = (board.take_off(), self.shared.traffic.load());
-                    let done = call.run(Arc::clone(self.shared));
-                    flights.0.spawn(async move {
-                        let done = done.await;
-                        drop(flight);
-                        done
-                    });
-                }
-                None => {
-                    for (row, _) in rows {
-                        self.failed(*row, MissReason::Peer);
-                    }
-                }
+        let calls = self.shared.loads.lock().calls(alive.len());
+        for chosen in calls {
+            let (chosen, scratch) = (&alive[chosen], &mut self.kept.scratch);
+            let mut call = flights.spare.pop().unwrap_or_default();
+            if call.begin(self.shared, self.job, part, (sessions, chosen), scratch) {
+                flights.calls.push(call);
+                continue;
+            }
+            for at in chosen {
+                self.failed(sessions[*at].0, MissReason::Peer);
             }
         }
+        self.kept.alive = alive;
     }
 
-    fn landed(&self, done: &Done) {
+    /// Takes in what a call came to.
+    fn landed(&mut self, done: &Call) {
         let board = &self.job.receiving.0;
         let passing = |error: &StoreError| error.is_retryable();
         self.shared.loads.lock().report(CallReport {
@@ -370,14 +410,16 @@ impl Load<'_> {
                 None => self.failed(row, MissReason::Peer),
             }
         }
-        let arrived: Vec<bool> = done.results.iter().map(Option::is_none).collect();
+        let arrived = &mut self.kept.arrived;
+        arrived.clear();
+        arrived.extend(done.results.iter().map(Option::is_none));
         let layers = match done.part {
             Part::Layer(layer) => layer..layer + 1,
             Part::Whole => 0..self.job.caches.layers(),
         };
         board.update(|state| {
             for layer in layers {
-                state.answered(layer, &done.rows, &arrived);
+                state.answered(layer, &done.rows, arrived);
             }
         });
     }

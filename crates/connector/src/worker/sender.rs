@@ -6,18 +6,17 @@
 //! happens, every row is settled exactly once with the tracker: that is what frees the engine's blocks.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::Epoch;
-use layercake_protocol::layout::AppliedRanges;
 use layercake_protocol::replica::{PutStart, Recency};
-use layercake_store::{PutSession, RangeWrite, StoreError};
+use layercake_store::{PutSession, RangeWrite, StoreError, Writing};
 
-use super::caches::{Caches, Part};
+use super::caches::{Caches, Part, Scratch};
 use super::queue::Queue;
 use super::shared::{Shared, reached};
 use crate::audit::Operation;
@@ -63,7 +62,19 @@ pub(crate) struct Sender {
     open: Option<OpenStep>,
     /// Written, and waiting for the results of other ranks.
     pub(super) held: Vec<OpenStep>,
-    pub(super) scratch: AppliedRanges,
+    kept: Kept,
+}
+
+/// Memory that serves call after call.
+#[derive(Default)]
+struct Kept {
+    scratch: Scratch,
+    /// All rows of a part.
+    rows: Vec<usize>,
+    under_way: VecDeque<Write>,
+    /// Rows of calls that are over.
+    of_calls: Vec<Vec<usize>>,
+    blocks: Vec<BlockId>,
 }
 
 /// However the task ends, nobody waits for what it had to save.
@@ -79,20 +90,16 @@ impl Drop for End {
 type Written = Vec<Result<u64, StoreError>>;
 
 /// A call that saves, and is under way.
-struct Writing {
-    call: Call,
-    result: Pin<Box<dyn Future<Output = Written> + Send>>,
-}
-
-struct Call {
+struct Write {
     rows: Vec<usize>,
     begun: Instant,
+    writing: Writing,
 }
 
 /// What the first of these calls comes to.
-async fn first(writing: &mut VecDeque<Writing>) -> Written {
-    match writing.front_mut() {
-        Some(call) => (&mut call.result).await,
+async fn first(under_way: &mut VecDeque<Write>) -> Written {
+    match under_way.front_mut() {
+        Some(call) => (&mut call.writing).await,
         None => std::future::pending().await,
     }
 }
@@ -110,7 +117,7 @@ impl Sender {
             shared,
             open: None,
             held: Vec::new(),
-            scratch: AppliedRanges::default(),
+            kept: Kept::default(),
         }
     }
 
@@ -262,26 +269,32 @@ impl Sender {
         if !reached(ready, self.shared.options.layer_timeout).await {
             self.shared.give_up(step);
         }
-        let rows: Vec<usize> = open.rows().collect();
+        let mut rows = mem::take(&mut self.kept.rows);
+        rows.clear();
+        rows.extend(open.rows());
         let mut calls = self.shared.saves.lock().calls(rows.len());
         let mut next = calls.next();
-        let mut writing: VecDeque<Writing> = VecDeque::new();
+        let mut under_way = mem::take(&mut self.kept.under_way);
         let mut landed = Instant::now();
         loop {
             let hurry = || queue.fills_up() || step.given_up.load(Ordering::Acquire);
             tokio::select! {
                 biased;
-                written = first(&mut writing), if !writing.is_empty() => {
-                    if let Some(Writing { call, .. }) = writing.pop_front() {
-                        self.written(&mut open, part, &call, &written, landed).await;
+                written = first(&mut under_way), if !under_way.is_empty() => {
+                    if let Some(call) = under_way.pop_front() {
+                        self.shared.observed(part, true, call.rows.len(), call.begun, Duration::ZERO);
+                        // While the one before it was under way, the link was that one's.
+                        let since = call.begun.max(landed);
+                        self.written(&mut open, part, &call.rows, &written, since).await;
                         landed = Instant::now();
-                        if next.is_some() || !writing.is_empty() {
+                        if next.is_some() || !under_way.is_empty() {
                             // Nobody waits for the others, either.
                             self.drop_cancelled(&mut open, &call.rows).await;
                         }
+                        self.kept.of_calls.push(call.rows);
                     }
                 }
-                gave_way = self.shared.traffic.give_way(hurry), if next.is_some() && writing.len() < CALLS => {
+                gave_way = self.shared.traffic.give_way(hurry), if next.is_some() && under_way.len() < CALLS => {
                     if gave_way {
                         self.shared.counters.yielded_saves.add(1);
                     }
@@ -289,24 +302,34 @@ impl Sender {
                     next = calls.next();
                     // Whoever waits for a cancelled save waits for the calls under way at most.
                     self.drop_cancelled(&mut open, rows).await;
-                    writing.extend(self.write(&open, part, rows));
+                    under_way.extend(self.write(&open, part, rows));
                 }
                 else => break,
             }
         }
+        (self.kept.rows, self.kept.under_way) = (rows, under_way);
         self.open = Some(open);
     }
 
     /// Submits one call for those of these rows that are still good.
-    fn write(&mut self, open: &OpenStep, part: Part, rows: &[usize]) -> Option<Writing> {
+    fn write(&mut self, open: &OpenStep, part: Part, rows: &[usize]) -> Option<Write> {
         let step = &open.step;
+        let Kept {
+            scratch,
+            of_calls,
+            blocks,
+            ..
+        } = &mut self.kept;
         let good = |row: &usize| open.sessions[*row].is_some();
-        let rows: Vec<usize> = rows.iter().copied().filter(good).collect();
-        if rows.is_empty() {
+        let mut of_call = of_calls.pop().unwrap_or_default();
+        of_call.clear();
+        of_call.extend(rows.iter().copied().filter(good));
+        if of_call.is_empty() {
             return None;
         }
-        let blocks: Vec<BlockId> = rows.iter().map(|row| step.rows[*row].block).collect();
-        let Some(ranges) = step.caches.part(part, &blocks, &mut self.scratch) else {
+        blocks.clear();
+        blocks.extend(of_call.iter().map(|row| step.rows[*row].block));
+        let Some(placed) = step.caches.place(part, blocks, scratch) else {
             tracing::warn!(
                 ?part,
                 "a step saves blocks that the registered caches don't have"
@@ -314,29 +337,29 @@ impl Sender {
             self.shared.give_up(step);
             return None;
         };
-        let writes = rows.iter().zip(ranges).filter_map(|(row, ranges)| {
+        let writes = of_call.iter().enumerate().filter_map(|(at, row)| {
             let session = open.sessions[*row].as_ref()?;
+            let ranges = placed.ranges(at);
             Some(RangeWrite { session, ranges })
         });
         let begun = Instant::now();
-        Some(Writing {
-            result: Box::pin(self.shared.store.write_ranges(writes.collect())),
-            call: Call { rows, begun },
+        Some(Write {
+            writing: self.shared.store.write_ranges(writes),
+            rows: of_call,
+            begun,
         })
     }
 
-    /// A call is over. `landed`: when the one before it was.
+    /// A call for these rows is over. `since`: from when on the link was its own.
     async fn written(
         &self,
         open: &mut OpenStep,
         part: Part,
-        call: &Call,
+        rows: &[usize],
         written: &[Result<u64, StoreError>],
-        landed: Instant,
+        since: Instant,
     ) {
         let step = Arc::clone(&open.step);
-        let rows = &call.rows;
-        self.shared.observed(part, true, rows.len(), call.begun);
         let mut failed = Vec::new();
         for (at, &row) in rows.iter().enumerate() {
             let key = &step.rows[row].key;
@@ -356,8 +379,7 @@ impl Sender {
         self.shared.saves.lock().report(CallReport {
             rows: rows.len(),
             bytes: step.caches.part_len(part) * rows.len() as u64,
-            // While the one before it was under way, the link was that one's.
-            took: call.begun.max(landed).elapsed(),
+            took: since.elapsed(),
             failed: failed.len(),
         });
         self.shared.counters.failed_saves.add(failed.len() as u64);

@@ -12,6 +12,7 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::layout::ObjectLayout;
 use layercake_store::StoreClient;
 use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
 use super::caches::Part;
@@ -29,6 +30,8 @@ use crate::tracker::{PutOutcome, Tracker};
 
 pub(crate) struct Shared {
     pub(crate) store: StoreClient,
+    /// What the worker's tasks run on.
+    pub(crate) runtime: Handle,
     pub(crate) options: Options,
     pub(crate) layout: ObjectLayout,
     /// Of objects that are written and expected; none with compatible keys.
@@ -66,7 +69,7 @@ impl Drop for Loading {
 
 impl Shared {
     pub(crate) fn new(
-        store: StoreClient,
+        (store, runtime): (StoreClient, Handle),
         options: Options,
         layout: ObjectLayout,
         fingerprint: Option<Fingerprint>,
@@ -79,6 +82,7 @@ impl Shared {
             loads: Mutex::new(Batcher::new(options.max_transfer_blocks)),
             saves: Mutex::new(Batcher::new(options.max_transfer_blocks)),
             store,
+            runtime,
             options,
             layout,
             fingerprint,
@@ -121,8 +125,15 @@ impl Shared {
         block.saturating_mul(ranks).saturating_add(rank)
     }
 
-    /// A part of so many rows has been moved. Only layers are told of.
-    pub(crate) fn observed(&self, part: Part, save: bool, rows: usize, begun: Instant) {
+    /// A part of so many rows has been moved, after its writers had been waited for so long. Only layers are told of.
+    pub(crate) fn observed(
+        &self,
+        part: Part,
+        save: bool,
+        rows: usize,
+        begun: Instant,
+        waited: Duration,
+    ) {
         let (Some(observer), Part::Layer(layer)) = (self.observer.get(), part) else {
             return;
         };
@@ -133,6 +144,7 @@ impl Shared {
                 rows,
                 begun,
                 took: begun.elapsed(),
+                waited,
             });
         }
     }

@@ -76,15 +76,19 @@ impl Staging {
 }
 
 impl Slot {
-    /// The ranges of a layer, with the slot as their local memory. `start` is the layer's place in the
-    /// object.
-    pub(crate) fn ranges(&self, ranges: &[Range], within: &[(u64, u64)]) -> Option<Vec<Range>> {
+    /// The ranges of a layer, with the slot as their local memory. `within`: where each lies in the layer, and how long it
+    /// is.
+    pub(crate) fn ranges(
+        &self,
+        ranges: impl Iterator<Item = Range>,
+        within: &[(u64, u64)],
+    ) -> Option<Vec<Range>> {
         let slot = self
             .staging
             .memory
             .slice(self.offset, self.staging.slot_len)
             .ok()?;
-        let pieces = ranges.iter().zip(within);
+        let pieces = ranges.zip(within);
         pieces
             .map(|(range, (offset, len))| {
                 Some(Range {

@@ -6,7 +6,7 @@
 use layercake_connector::contract::{BlockHash, BlockId, Event, HostEvent, WorkerSide as _};
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
-use layercake_store::StoreClient;
+use layercake_store::{Progress, StoreClient};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, PATIENCE, deployment, eventually, hashes};
@@ -53,7 +53,8 @@ async fn all_published(rig: &Rig, store: &StoreClient, hashes: &[BlockHash]) {
     let keys = ranks.flat_map(|rank| hashes.iter().map(move |hash| rig.key(rank, hash)));
     let keys: Vec<ObjectKey> = keys.collect();
     let until = tokio::time::Instant::now() + PATIENCE;
-    while store.publishing(&keys).await.expect("up").contains(&false) {
+    let publishing = |found: Vec<Progress>| found.iter().all(|it| *it == Progress::Publishing);
+    while !publishing(store.progress(&keys).await.expect("up")) {
         assert!(tokio::time::Instant::now() < until, "the puts begin");
         tokio::task::yield_now().await;
     }
@@ -85,6 +86,9 @@ async fn layers_are_loaded_while_later_ones_are_not_saved() {
             16,
             "all blocks are published"
         );
+        // Looked up, and asked once more how far their writers are.
+        let keys = 4 * u64::from(ranks);
+        assert_eq!(loading.scheduler.stats().keys_queried, 2 * keys);
         let table: Vec<BlockId> = (20..25).collect();
         let metadata = loading.plan(&[(("d", &table, 17, 16, 1), &hashes)], &[]);
         for rank in &mut loading.ranks {
@@ -116,11 +120,38 @@ async fn layers_are_loaded_while_later_ones_are_not_saved() {
             rank.worker.wait_for_save(HostEvent::done()).expect("ends");
             let results = rank.worker.take_results();
             assert!(results.invalid_blocks.is_empty());
+            let waited = rank.worker.stats().early_wait_micros;
+            assert!(waited > 0, "the later layers were waited for");
             rank.worker.clear_metadata();
         }
         saving.close().await;
         loading.close().await;
         plain.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_complete_between_what_is_published_is_looked_up_once_more() {
+    let cluster = Cluster::start().await;
+    let (store, deployment, hashes) = (cluster.client().await, deployment(1), hashes(1, 4));
+    let mut first = Rig::new(&deployment, &store, &early());
+    assert_eq!(first.admit("a", &hashes[1..2]).await, 0);
+    first.step(&[(("a", &TABLE[..2], 5, 0, 5), &hashes[1..2])]);
+    first.finish("a").await;
+    let mut saving = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(saving.admit("p", &hashes).await, 0);
+    let (later, may_later) = pending();
+    let events = [HostEvent::done(), may_later.clone(), may_later];
+    tokio::task::block_in_place(|| prefill(&mut saving, &hashes, &events));
+    let published = [0, 2, 3].map(|at: usize| hashes[at].clone());
+    all_published(&saving, &store, &published).await;
+
+    let mut loading = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(loading.matched("d", &hashes).await, 16);
+    assert_eq!(loading.scheduler.stats().keys_queried, 4 + 4 + 1);
+    later.set();
+    for rig in [first, saving, loading] {
+        rig.close().await;
     }
 }
 
