@@ -1,14 +1,18 @@
-//! Processor time and requests for memory of a layer call: the connector beside the store's sessions and
-//! the transport it stands on, in turns.
+//! What a layer call takes: the connector beside the store's sessions and the transport it stands on, in turns.
+//!
+//! A step has starts and ends, too. So each way moves a model of few layers and one of many, and what more layers take
+//! more is what layers take; the rest is what the step takes besides. Requests for memory and processor time are those of
+//! the whole process, in which master and node have little to do between starts and ends.
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use layercake_benches::report::Report;
+use layercake_benches::report::{Report, rounded};
 use layercake_benches::table::median;
 use layercake_connector::contract::{
-    BlockHash, HostEvent, METADATA_VERSION, RequestStep, Span, StepMetadata, TableUpdate,
+    BlockHash, Event, HostEvent, METADATA_VERSION, RequestStep, Span, StepMetadata, TableUpdate,
     WorkerSide as _,
 };
 use layercake_connector::options::Options;
@@ -25,104 +29,133 @@ use tokio::runtime::Runtime;
 use crate::allocations;
 use crate::setup::{Cache, Cluster, runtime};
 
-const LAYERS: u32 = 8;
+/// Layers of the two models.
+const LAYERS: [u32; 2] = [8, 32];
 const BLOCKS: u64 = 64;
-const ENTRY: u64 = 512;
-const ROUNDS: u64 = 60;
+/// Bytes of an entry.
+const ENTRIES: [u64; 2] = [512, 32 << 10];
+const ROUNDS: u64 = 40;
 /// Rounds before which nothing is counted.
-const WARM_UP: u64 = 20;
+const WARM_UP: u64 = 10;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Measures all in turns.
-pub(crate) fn measure() -> Result<Report> {
-    let cluster = Cluster::start(512 << 20)?;
-    let mut bench = Bench::new(&cluster)?;
-    let mut costs: [Vec<Cost>; 6] = Default::default();
+const WAYS: [&str; 6] = [
+    "transport, write",
+    "sessions, save",
+    "connector, save",
+    "transport, read",
+    "sessions, load",
+    "connector, load",
+];
+
+/// Measures all in turns: a table for each size of entries.
+pub(crate) fn measure() -> Result<Vec<Report>> {
+    ENTRIES.into_iter().map(with_entries).collect()
+}
+
+fn with_entries(entry: u64) -> Result<Report> {
+    let longest = u64::from(LAYERS[1]) * 2 * entry * BLOCKS;
+    let cluster = Cluster::start(6 * longest + (64 << 20))?;
+    let mut benches = Vec::new();
+    for layers in LAYERS {
+        benches.push(Bench::new(&cluster, layers, entry)?);
+    }
+    // By way, then by model.
+    let mut costs: [[Vec<Cost>; 2]; 6] = Default::default();
     for round in 0..ROUNDS {
-        let measured = [
-            bench.transport(Direction::Write)?,
-            bench.sessions_save(round)?,
-            bench.connector_save(round)?,
-            bench.transport(Direction::Read)?,
-            bench.sessions_load(round)?,
-            bench.connector_load(round)?,
-        ];
-        if round >= WARM_UP {
-            for (all, cost) in costs.iter_mut().zip(measured) {
-                all.push(cost);
+        for (model, bench) in benches.iter_mut().enumerate() {
+            let measured = bench.round(round)?;
+            if round >= WARM_UP {
+                for (all, cost) in costs.iter_mut().zip(measured) {
+                    all[model].push(cost);
+                }
             }
         }
     }
-    Ok(report(&costs))
+    Ok(report(entry, &costs))
 }
 
-fn report(costs: &[Vec<Cost>; 6]) -> Report {
+fn report(entry: u64, costs: &[[Vec<Cost>; 2]; 6]) -> Report {
     let title = format!(
-        "a layer call of {BLOCKS} blocks and 2 entries, medians of {} steps of {LAYERS} layers; starts and ends shared out",
+        "a layer call of {BLOCKS} blocks and 2 entries of {entry} bytes, medians of {} steps",
         ROUNDS - WARM_UP
     );
     let columns = [
         "",
-        "cpu µs",
+        "us",
         "of transport",
-        "of sessions",
+        "cpu us",
+        "of transport",
         "requests for memory",
         "of the computing thread",
+        "starts and ends: cpu us",
+        "requests for memory",
     ];
     let mut report = Report::new(title, &columns);
-    let middle = |row: usize, of: fn(&Cost) -> f64| {
-        median(costs[row].iter().map(of).collect()) / f64::from(LAYERS)
+    let [few, many] = LAYERS.map(f64::from);
+    let layer = |way: usize, of: fn(&Cost) -> f64| {
+        let [short, long] = &costs[way];
+        let middle = |costs: &[Cost]| median(costs.iter().map(of).collect());
+        let layer = (middle(long) - middle(short)) / (many - few);
+        (layer, middle(short) - layer * few)
     };
-    let rounded = |value: f64| (value * 100.0).round() / 100.0;
-    let names = [
-        "transport, write",
-        "sessions, save",
-        "connector, save",
-        "transport, read",
-        "sessions, load",
-        "connector, load",
-    ];
-    for (row, name) in names.into_iter().enumerate() {
-        let first = row / 3 * 3;
-        let cpu = |row| middle(row, |cost: &Cost| cost.cpu);
-        let ratio = |to: usize| rounded(cpu(row) / cpu(to)).into();
+    for (way, name) in WAYS.into_iter().enumerate() {
+        let transport = way / 3 * 3;
+        let ratio = |of| rounded(layer(way, of).0 / layer(transport, of).0, 2);
+        let (micros, _) = layer(way, |cost| cost.micros);
+        let (cpu, cpu_besides) = layer(way, |cost| cost.cpu);
+        let (requests, requests_besides) = layer(way, |cost| cost.requests);
+        let (own, _) = layer(way, |cost| cost.own_requests);
         report.row(vec![
             name.into(),
-            rounded(cpu(row)).into(),
-            ratio(first),
-            if row > first {
-                ratio(first + 1)
-            } else {
-                serde_json::Value::Null
-            },
-            rounded(middle(row, |cost| cost.requests)).into(),
-            rounded(middle(row, |cost| cost.own_requests)).into(),
+            rounded(micros, 1),
+            ratio(|cost| cost.micros),
+            rounded(cpu, 1),
+            ratio(|cost| cost.cpu),
+            rounded(requests, 2),
+            rounded(own, 2),
+            rounded(cpu_besides, 0),
+            rounded(requests_besides, 0),
         ]);
     }
     report
 }
 
-/// What a step took, of both threads.
+/// What a step took.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Microseconds.
+    micros: f64,
+    /// Microseconds of all threads.
     cpu: f64,
     requests: f64,
     /// Of the thread that computes.
     own_requests: f64,
 }
 
-#[derive(Clone, Copy)]
 struct Reading {
-    micros: f64,
+    time: Instant,
+    cpu: f64,
     requests: u64,
+    own_requests: u64,
 }
 
 fn read() -> Reading {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let cpu = clock_gettime(ClockId::ProcessCPUTime);
     Reading {
-        micros: time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3,
-        requests: allocations::so_far(),
+        time: Instant::now(),
+        cpu: cpu.tv_sec as f64 * 1e6 + cpu.tv_nsec as f64 / 1e3,
+        requests: allocations::of_all(),
+        own_requests: allocations::of_this_thread(),
+    }
+}
+
+/// What happens on the way from one to the other.
+fn between(before: &Reading, after: &Reading) -> Cost {
+    Cost {
+        micros: (after.time - before.time).as_secs_f64() * 1e6,
+        cpu: after.cpu - before.cpu,
+        requests: (after.requests - before.requests) as f64,
+        own_requests: (after.own_requests - before.own_requests) as f64,
     }
 }
 
@@ -132,14 +165,17 @@ struct Bench {
     worker: StoreWorker,
     cache: Cache,
     remote: (Engine, Memory),
+    layers: u32,
+    /// An event that has been reached: the engine's.
+    done: Event,
     step: u64,
 }
 
 impl Bench {
-    fn new(cluster: &Cluster) -> Result<Self> {
+    fn new(cluster: &Cluster, layers: u32, entry: u64) -> Result<Self> {
         let runtime = runtime(1)?;
         let store = cluster.client(&runtime)?;
-        let cache = Cache::new(&store, LAYERS, ENTRY, BLOCKS)?;
+        let cache = Cache::new(&store, layers, entry, BLOCKS)?;
         let options = Options {
             decline_slow_loads: false,
             ..Options::default()
@@ -157,25 +193,28 @@ impl Bench {
             worker,
             cache,
             remote: (peer, remote),
+            layers,
+            done: HostEvent::done(),
             step: 0,
         })
     }
 
+    /// Every way once.
+    fn round(&mut self, round: u64) -> Result<[Cost; 6]> {
+        Ok([
+            self.transport(Direction::Write)?,
+            self.sessions_save(round)?,
+            self.connector_save(round)?,
+            self.transport(Direction::Read)?,
+            self.sessions_load(round)?,
+            self.connector_load(round)?,
+        ])
+    }
+
     fn cost(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Cost> {
-        let both = |bench: &Self| -> Result<(Reading, Reading)> {
-            let task = bench.runtime.spawn(async { read() });
-            Ok((bench.runtime.block_on(task)?, read()))
-        };
-        let before = both(self)?;
+        let before = read();
         work(self)?;
-        let own = read();
-        let after = both(self)?;
-        let own_requests = (own.requests - before.1.requests) as f64;
-        Ok(Cost {
-            cpu: after.0.micros - before.0.micros + own.micros - before.1.micros,
-            requests: (after.0.requests - before.0.requests) as f64 + own_requests,
-            own_requests,
-        })
+        Ok(between(&before, &read()))
     }
 
     fn transport(&mut self, direction: Direction) -> Result<Cost> {
@@ -183,7 +222,7 @@ impl Bench {
             let peer = Arc::new(bench.remote.0.endpoint().clone());
             let region = bench.remote.1.region();
             for layer in 0..bench.cache.layout.layer_count() {
-                let mut pieces = Vec::new();
+                let mut pieces = Vec::with_capacity(2 * BLOCKS as usize);
                 for block in 0..BLOCKS {
                     for entry in 0..2 {
                         let (offset, len) = bench.cache.place(layer, entry, block)?;
@@ -206,44 +245,43 @@ impl Bench {
                     checksum: true,
                     deadline: None,
                 });
-                let outcome = bench.runtime.block_on(transfer);
-                ensure!(outcome.is_ok(), "a batch failed");
+                let ended = bench.runtime.block_on(poll_fn(|cx| {
+                    let ended = transfer.poll_ended(cx);
+                    ended.map(|ended| ended.pieces().all(|piece| piece.is_ok()))
+                }));
+                ensure!(ended, "a batch failed");
             }
             Ok(())
         })
     }
 
-    fn ranges(&self, layer: usize, block: u64) -> Result<Vec<Range>> {
+    fn ranges(&self, layer: usize, block: u64) -> impl Iterator<Item = Range> {
         let cache = &self.cache;
-        let entries = (0..2).map(|entry| {
-            let range = cache
-                .layout
-                .entry_range(layer, entry)
-                .context("it has two")?;
-            let (offset, len) = cache.place(layer, entry, block)?;
-            Ok(Range {
+        (0..2).filter_map(move |entry| {
+            let range = cache.layout.entry_range(layer, entry)?;
+            let (offset, len) = cache.place(layer, entry, block).ok()?;
+            Some(Range {
                 offset: range.start(),
-                local: cache.memory.slice(offset, len)?,
+                local: cache.memory.slice(offset, len).ok()?,
             })
-        });
-        entries.collect()
+        })
     }
 
-    fn keys(round: u64) -> Result<Vec<ObjectKey>> {
+    fn keys(&self, round: u64) -> Result<Vec<ObjectKey>> {
         let keys = (0..BLOCKS).map(|block| {
-            let text = format!("bench@{round:032x}{block:032x}@0");
+            let text = format!("bench-{}@{round:032x}{block:032x}@0", self.layers);
             ObjectKey::new(&text).context("a short key")
         });
         keys.collect()
     }
 
     fn sessions_save(&mut self, round: u64) -> Result<Cost> {
-        let keys = Self::keys(round)?;
+        let keys = self.keys(round)?;
         let len = self.cache.layout.object_len();
         self.cost(|bench| {
             bench.runtime.block_on(async {
                 let puts = keys.into_iter().map(|key| PutStart {
-                    header_rows: 2 * LAYERS,
+                    header_rows: 2 * bench.layers,
                     ..PutStart::new(key, len)
                 });
                 let config = ReplicateConfig::default();
@@ -254,11 +292,10 @@ impl Bench {
                     .await;
                 let sessions = started.into_iter().collect::<Result<Vec<_>, _>>()?;
                 for layer in 0..bench.cache.layout.layer_count() {
-                    let mut writes = Vec::with_capacity(sessions.len());
-                    for (session, block) in sessions.iter().zip(0..) {
-                        let ranges = bench.ranges(layer, block)?;
-                        writes.push(RangeWrite { session, ranges });
-                    }
+                    let writes = sessions.iter().zip(0..).map(|(session, block)| RangeWrite {
+                        session,
+                        ranges: bench.ranges(layer, block),
+                    });
                     for result in bench.store.write_ranges(writes).await {
                         result?;
                     }
@@ -271,17 +308,16 @@ impl Bench {
     }
 
     fn sessions_load(&mut self, round: u64) -> Result<Cost> {
-        let keys = Self::keys(round)?;
+        let keys = self.keys(round)?;
         self.cost(|bench| {
             bench.runtime.block_on(async {
                 let started = bench.store.start_gets(&keys, GetOptions::default()).await;
                 let sessions = started.into_iter().collect::<Result<Vec<_>, _>>()?;
                 for layer in 0..bench.cache.layout.layer_count() {
-                    let mut reads = Vec::with_capacity(sessions.len());
-                    for (session, block) in sessions.iter().zip(0..) {
-                        let ranges = bench.ranges(layer, block)?;
-                        reads.push(RangeRead { session, ranges });
-                    }
+                    let reads = sessions.iter().zip(0..).map(|(session, block)| RangeRead {
+                        session,
+                        ranges: bench.ranges(layer, block),
+                    });
                     for result in bench.store.read_ranges(reads).await {
                         result?;
                     }
@@ -320,28 +356,29 @@ impl Bench {
             ..step.clone()
         };
         self.cost(|bench| {
-            let worker = &mut bench.worker;
-            worker.start_load(&step, HostEvent::done())?;
-            for layer in 0..LAYERS {
+            let (worker, done) = (&mut bench.worker, &bench.done);
+            worker.start_load(&step, Arc::clone(done))?;
+            for layer in 0..bench.layers {
                 let ready = worker.wait_for_layer(layer)?;
                 ensure!(ready.invalid_blocks.is_empty(), "a load failed");
-                worker.save_layer(layer, HostEvent::done())?;
+                worker.save_layer(layer, Arc::clone(done))?;
             }
-            worker.wait_for_save(HostEvent::done())?;
+            worker.wait_for_save(Arc::clone(done))?;
             worker.take_results();
             worker.clear_metadata();
-            worker.start_load(&ending, HostEvent::done())?;
+            worker.start_load(&ending, Arc::clone(done))?;
             worker.wait_for_ends(PATIENCE);
-            worker.wait_for_save(HostEvent::done())?;
+            worker.wait_for_save(Arc::clone(done))?;
             ensure!(worker.take_results().finished.len() == 1, "the saves end");
             worker.clear_metadata();
             Ok(())
         })
     }
 
-    fn span(round: u64) -> Span {
+    fn span(&self, round: u64) -> Span {
+        let place = u64::from(self.layers) << 32 | round;
         let hash =
-            |block: u64| BlockHash::new(&[round.to_be_bytes(), block.to_be_bytes()].concat());
+            |block: u64| BlockHash::new(&[place.to_be_bytes(), block.to_be_bytes()].concat());
         Span {
             first: 0,
             hashes: (0..BLOCKS).map(hash).collect(),
@@ -349,13 +386,15 @@ impl Bench {
     }
 
     fn connector_save(&mut self, round: u64) -> Result<Cost> {
-        let cost = self.step(&format!("save-{round}"), None, Some(Self::span(round)))?;
+        let span = self.span(round);
+        let cost = self.step(&format!("save-{round}"), None, Some(span))?;
         let saved = self.worker.stats().saved_blocks;
         ensure!(saved == (round + 1) * BLOCKS, "all blocks are saved");
         Ok(cost)
     }
 
     fn connector_load(&mut self, round: u64) -> Result<Cost> {
-        self.step(&format!("load-{round}"), Some(Self::span(round)), None)
+        let span = self.span(round);
+        self.step(&format!("load-{round}"), Some(span), None)
     }
 }

@@ -1,18 +1,17 @@
 //! What the connector's worker side costs, and what its layers hide.
 //!
 //! - `costs`: a layer call of 64 blocks with 2 entries, beside the store's sessions and bare batches of the
-//!   transport. Counted are processor time and requests for memory of the thread that computes and of the one
-//!   that the client's tasks run on; master and node have threads of their own. Entries are small, so that
-//!   what is counted is not the bytes.
+//!   transport: time, processor time and requests for memory. With small entries, so that what is counted is not the
+//!   bytes, and with usual ones.
 //! - `overlap`: how long a step takes that loads a prompt's blocks, layer by layer and as whole objects.
+//! - `sessions`, `objects`: what is open at once, and what the master has, of a prompt of 100,000 tokens.
 //!
 //! `--json` prints a line for each table instead; names of tables choose some of them.
 
-#[path = "../guard/allocations.rs"]
-#[expect(dead_code, reason = "the guard keeps what it counted, too")]
 mod allocations;
 mod costs;
 mod overlap;
+mod prompt;
 mod setup;
 
 use anyhow::Result;
@@ -27,10 +26,18 @@ fn main() -> Result<()> {
     let json = given("--json");
     let all = !arguments.iter().any(|argument| !argument.starts_with("--"));
     if all || given("costs") {
-        costs::measure()?.print(json);
+        for report in costs::measure()? {
+            report.print(json);
+        }
     }
     if all || given("overlap") {
         overlap::measure()?.print(json);
+    }
+    if all || given("sessions") {
+        prompt::sessions()?.print(json);
+    }
+    if all || given("objects") {
+        prompt::objects()?.print(json);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use layercake_connector::contract::WorkerSide as _;
 use layercake_connector::contract::{CacheLayout, CacheRegistration, EntryCache, LayerCache};
 use layercake_connector::options::Options;
 use layercake_connector::worker::StoreWorker;
-use layercake_master::{Master, MasterConfig};
+use layercake_master::{Master, MasterConfig, Monitor};
 use layercake_protocol::layout::{LayerSpec, ObjectLayout};
 use layercake_store::link::{LinkConfig, MasterLink};
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
@@ -23,17 +23,20 @@ pub(crate) struct Cluster {
     _runtime: Runtime,
     _node: (Engine, MasterLink, Node),
     master: SocketAddr,
+    /// What the master counts.
+    pub(crate) monitor: Monitor,
 }
 
 impl Cluster {
     /// One node with so much memory.
     pub(crate) fn start(bytes: u64) -> Result<Self> {
         let runtime = runtime(2)?;
-        let (node, master) = runtime.block_on(servers(bytes))?;
+        let (node, master, monitor) = runtime.block_on(servers(bytes))?;
         Ok(Self {
             _runtime: runtime,
             _node: node,
             master,
+            monitor,
         })
     }
 
@@ -58,7 +61,7 @@ fn link(master: SocketAddr, name: &str, engine: &Engine) -> LinkConfig {
     config
 }
 
-async fn servers(bytes: u64) -> Result<((Engine, MasterLink, Node), SocketAddr)> {
+async fn servers(bytes: u64) -> Result<((Engine, MasterLink, Node), SocketAddr, Monitor)> {
     let config = MasterConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         ..MasterConfig::default()
@@ -77,7 +80,7 @@ async fn servers(bytes: u64) -> Result<((Engine, MasterLink, Node), SocketAddr)>
     while monitor.status().segments == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    Ok(((engine, joined, node), address))
+    Ok(((engine, joined, node), address, monitor))
 }
 
 /// An engine's cache: entry after entry, block after block.
@@ -111,15 +114,27 @@ impl Cache {
         })
     }
 
+    /// The worker side of an engine with one rank.
     pub(crate) fn worker(
         &self,
         store: &StoreClient,
         runtime: &Runtime,
         options: Options,
     ) -> Result<StoreWorker> {
-        let deployment = deployment(self.group.clone());
-        let mut worker =
-            StoreWorker::new(&deployment, 0, options, store.clone(), runtime.handle())?;
+        self.worker_of((0, 1), store, runtime, options)
+    }
+
+    /// The worker side of one of several ranks.
+    pub(crate) fn worker_of(
+        &self,
+        (rank, ranks): (u32, u32),
+        store: &StoreClient,
+        runtime: &Runtime,
+        options: Options,
+    ) -> Result<StoreWorker> {
+        let deployment = deployment(self.group.clone(), ranks);
+        let handle = runtime.handle();
+        let mut worker = StoreWorker::new(&deployment, rank, options, store.clone(), handle)?;
         worker.register_caches(&self.registration()?)?;
         Ok(worker)
     }
@@ -159,15 +174,15 @@ impl Cache {
     }
 }
 
-fn deployment(group: CacheLayout) -> Deployment {
+fn deployment(group: CacheLayout, ranks: u32) -> Deployment {
     Deployment {
         tenant: "default".to_owned(),
         model: "bench".to_owned(),
         revision: "1".to_owned(),
         kv_dtype: "f32".to_owned(),
         block_size: 16,
-        tp_size: 1,
-        storing_ranks: 1,
+        tp_size: ranks,
+        storing_ranks: ranks,
         pp_size: 1,
         pcp_size: 1,
         dcp_size: 1,
