@@ -17,6 +17,7 @@ use layercake_connector::contract::{
 };
 use layercake_connector::options::Options;
 use layercake_connector::worker::StoreWorker;
+use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_store::{GetOptions, Range, RangeRead, RangeWrite, StoreClient};
@@ -37,6 +38,8 @@ const ENTRIES: [u64; 2] = [512, 32 << 10];
 const ROUNDS: u64 = 40;
 /// Rounds before which nothing is counted.
 const WARM_UP: u64 = 10;
+/// Steps whose blocks the store has room for, about: memory of one is used again so many later.
+const PLACES: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const WAYS: [&str; 6] = [
@@ -55,7 +58,7 @@ pub(crate) fn measure() -> Result<Vec<Report>> {
 
 fn with_entries(entry: u64) -> Result<Report> {
     let longest = u64::from(LAYERS[1]) * 2 * entry * BLOCKS;
-    let cluster = Cluster::start(6 * longest + (64 << 20))?;
+    let cluster = Cluster::start(2 * PLACES * longest + (64 << 20))?;
     let mut benches = Vec::new();
     for layers in LAYERS {
         benches.push(Bench::new(&cluster, layers, entry)?);
@@ -184,9 +187,10 @@ impl Bench {
         let peer = Engine::start(EngineConfig::default())?;
         let shared = AllocateOptions {
             access: Access::RemoteReadWrite,
+            generation_tags: true,
             ..AllocateOptions::default()
         };
-        let remote = peer.allocate(cache.memory.len(), shared)?;
+        let remote = peer.allocate(PLACES * cache.memory.len(), shared)?;
         Ok(Self {
             runtime,
             store,
@@ -202,10 +206,10 @@ impl Bench {
     /// Every way once.
     fn round(&mut self, round: u64) -> Result<[Cost; 6]> {
         Ok([
-            self.transport(Direction::Write)?,
+            self.transport(Direction::Write, round)?,
             self.sessions_save(round)?,
             self.connector_save(round)?,
-            self.transport(Direction::Read)?,
+            self.transport(Direction::Read, round)?,
             self.sessions_load(round)?,
             self.connector_load(round)?,
         ])
@@ -217,12 +221,15 @@ impl Bench {
         Ok(between(&before, &read()))
     }
 
-    fn transport(&mut self, direction: Direction) -> Result<Cost> {
+    /// As much is moved as by the others, to places that change as theirs do.
+    fn transport(&mut self, direction: Direction, round: u64) -> Result<Cost> {
+        let peer = Arc::new(self.remote.0.endpoint().clone());
+        let region = self.remote.1.region();
+        let start = round % PLACES * self.cache.memory.len();
+        let room = usize::try_from(2 * BLOCKS)?;
         self.cost(|bench| {
-            let peer = Arc::new(bench.remote.0.endpoint().clone());
-            let region = bench.remote.1.region();
             for layer in 0..bench.cache.layout.layer_count() {
-                let mut pieces = Vec::with_capacity(2 * BLOCKS as usize);
+                let mut pieces = Vec::with_capacity(room);
                 for block in 0..BLOCKS {
                     for entry in 0..2 {
                         let (offset, len) = bench.cache.place(layer, entry, block)?;
@@ -231,9 +238,9 @@ impl Bench {
                             remote: RemoteSlice {
                                 region: region.region,
                                 capability: region.capability,
-                                offset,
+                                offset: start + offset,
                                 len,
-                                generation: None,
+                                generation: Some(Generation(round + 1)),
                             },
                         });
                     }

@@ -56,9 +56,9 @@ pub(crate) struct LoadJob {
 struct Flights {
     shared: Arc<Shared>,
     /// In the order in which they began.
-    calls: Vec<Box<Call>>,
+    calls: Vec<Call>,
     /// Those that are over, for the next ones.
-    spare: Vec<Box<Call>>,
+    spare: Vec<Call>,
 }
 
 impl Flights {
@@ -71,11 +71,11 @@ impl Flights {
     }
 
     /// The next call that is over. There must be one under way.
-    async fn next(&mut self) -> Box<Call> {
+    async fn next(&mut self) -> Call {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Box<Call>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Call> {
         let shared = &self.shared;
         let mut calls = self.calls.iter_mut();
         match calls.position(|call| call.poll_over(shared, cx).is_ready()) {
