@@ -1,12 +1,15 @@
-//! How often a thread asks for memory.
+//! How often memory is asked for, by a thread and by all of them.
 //!
-//! The system's allocator with a counter in front of it. The invariant: every call goes on to the system's
+//! The system's allocator with counters in front of it. The invariant: every call goes on to the system's
 //! allocator as it came, so its promises are those of this one.
 
 #![expect(unsafe_code, reason = "an allocator's methods are unsafe to call")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static OF_ALL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static REQUESTS: Cell<u64> = const { Cell::new(0) };
@@ -16,6 +19,11 @@ thread_local! {
 /// Requests for memory that this thread has made so far.
 pub(crate) fn so_far() -> u64 {
     REQUESTS.get()
+}
+
+/// Requests of all threads so far.
+pub(crate) fn of_all() -> u64 {
+    OF_ALL.load(Ordering::Relaxed)
 }
 
 /// Keeps how many requests the counted part of a path made.
@@ -36,6 +44,7 @@ struct Counting;
 impl Counting {
     fn note() {
         REQUESTS.set(REQUESTS.get() + 1);
+        OF_ALL.fetch_add(1, Ordering::Relaxed);
     }
 }
 

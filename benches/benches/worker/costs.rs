@@ -5,6 +5,7 @@
 //! the whole process, in which master and node have little to do between starts and ends.
 
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use layercake_connector::worker::StoreWorker;
 use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
-use layercake_store::{GetOptions, Range, RangeRead, RangeWrite, StoreClient};
+use layercake_store::{GetOptions, RangeRead, RangeWrite, StoreClient};
 use layercake_transport::{
     Access, AllocateOptions, Batch, Direction, Engine, EngineConfig, Memory, Piece, RemoteSlice,
 };
@@ -57,28 +58,48 @@ pub(crate) fn measure() -> Result<Vec<Report>> {
 }
 
 fn with_entries(entry: u64) -> Result<Report> {
+    Ok(report(entry, &costs(entry, WARM_UP..ROUNDS)?))
+}
+
+/// What each way asks for memory in a layer call: all threads, and the one that computes. The least of some steps, since
+/// others may ask for memory, too.
+pub(crate) fn requests(rounds: Range<u64>) -> Result<[(f64, f64); 6]> {
+    let costs = costs(ENTRIES[0], rounds)?;
+    Ok(costs.map(|[short, long]| {
+        let layer = |of: fn(&Cost) -> f64| {
+            let least = |costs: &[Cost]| costs.iter().map(of).fold(f64::INFINITY, f64::min);
+            (least(&long) - least(&short)) / f64::from(LAYERS[1] - LAYERS[0])
+        };
+        (layer(|cost| cost.requests), layer(|cost| cost.own_requests))
+    }))
+}
+
+/// By way, then by model.
+type Costs = [[Vec<Cost>; 2]; 6];
+
+/// Measures these rounds, and as many before as their start says that don't count.
+fn costs(entry: u64, rounds: Range<u64>) -> Result<Costs> {
     let longest = u64::from(LAYERS[1]) * 2 * entry * BLOCKS;
     let cluster = Cluster::start(2 * PLACES * longest + (64 << 20))?;
     let mut benches = Vec::new();
     for layers in LAYERS {
         benches.push(Bench::new(&cluster, layers, entry)?);
     }
-    // By way, then by model.
-    let mut costs: [[Vec<Cost>; 2]; 6] = Default::default();
-    for round in 0..ROUNDS {
+    let mut costs = Costs::default();
+    for round in 0..rounds.end {
         for (model, bench) in benches.iter_mut().enumerate() {
             let measured = bench.round(round)?;
-            if round >= WARM_UP {
+            if round >= rounds.start {
                 for (all, cost) in costs.iter_mut().zip(measured) {
                     all[model].push(cost);
                 }
             }
         }
     }
-    Ok(report(entry, &costs))
+    Ok(costs)
 }
 
-fn report(entry: u64, costs: &[[Vec<Cost>; 2]; 6]) -> Report {
+fn report(entry: u64, costs: &Costs) -> Report {
     let title = format!(
         "a layer call of {BLOCKS} blocks and 2 entries of {entry} bytes, medians of {} steps",
         ROUNDS - WARM_UP
@@ -148,7 +169,7 @@ fn read() -> Reading {
         time: Instant::now(),
         cpu: cpu.tv_sec as f64 * 1e6 + cpu.tv_nsec as f64 / 1e3,
         requests: allocations::of_all(),
-        own_requests: allocations::of_this_thread(),
+        own_requests: allocations::so_far(),
     }
 }
 
@@ -262,12 +283,12 @@ impl Bench {
         })
     }
 
-    fn ranges(&self, layer: usize, block: u64) -> impl Iterator<Item = Range> {
+    fn ranges(&self, layer: usize, block: u64) -> impl Iterator<Item = layercake_store::Range> {
         let cache = &self.cache;
         (0..2).filter_map(move |entry| {
             let range = cache.layout.entry_range(layer, entry)?;
             let (offset, len) = cache.place(layer, entry, block).ok()?;
-            Some(Range {
+            Some(layercake_store::Range {
                 offset: range.start(),
                 local: cache.memory.slice(offset, len).ok()?,
             })
