@@ -367,9 +367,9 @@ impl Round {
         call.entries.clear();
         call.ranges.clear();
         call.cuts.clear();
-        let pieces = call.slots.len();
         call.slots.clear();
-        self.core.writes.give(call, pieces);
+        let room = call.ranges.capacity();
+        self.core.writes.give(call, room);
     }
 }
 
