@@ -92,7 +92,8 @@ pub struct Options {
     pub prefetch_layers: PrefetchLayers,
     /// `layerwise_max_transfer_blocks`: rows in one call of the store, default 64.
     pub max_transfer_blocks: NonZeroUsize,
-    /// `layerwise_max_transfer_bytes`: bytes of one contiguous piece, default 16 MiB.
+    /// `layerwise_max_transfer_bytes`: bytes of one contiguous piece, default 16 MiB. Times `max_transfer_blocks` it is
+    /// the most that a call of several rows has in all.
     pub max_transfer_bytes: NonZeroU64,
     /// `save_decode_cache`: also save blocks that hold generated tokens, default false.
     pub save_decode_cache: bool,

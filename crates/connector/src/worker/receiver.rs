@@ -368,7 +368,11 @@ impl Load<'_> {
             let good = all.filter(|(_, (row, _))| state.is_alive(*row));
             alive.extend(good.map(|(at, _)| at));
         });
-        let calls = self.shared.loads.lock().calls(alive.len());
+        let calls = self
+            .shared
+            .loads
+            .lock()
+            .calls(alive.len(), self.job.caches.part_len(part));
         for chosen in calls {
             let (chosen, scratch) = (&alive[chosen], &mut self.kept.scratch);
             let mut call = flights.spare.pop().unwrap_or_default();

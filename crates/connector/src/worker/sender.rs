@@ -272,7 +272,11 @@ impl Sender {
         let mut rows = mem::take(&mut self.kept.rows);
         rows.clear();
         rows.extend(open.rows());
-        let mut calls = self.shared.saves.lock().calls(rows.len());
+        let mut calls = self
+            .shared
+            .saves
+            .lock()
+            .calls(rows.len(), step.caches.part_len(part));
         let mut next = calls.next();
         let mut under_way = mem::take(&mut self.kept.under_way);
         let mut landed = Instant::now();

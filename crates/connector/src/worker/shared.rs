@@ -76,11 +76,12 @@ impl Shared {
         place: (u32, u32),
         audit: Audit,
     ) -> Self {
+        let batcher = Batcher::new(options.max_transfer_blocks, options.max_transfer_bytes);
         Self {
             prefetch: Mutex::new(Prefetch::new(options.prefetch_layers)),
             fanout: Mutex::new(FanOut::new(options.local_fanout)),
-            loads: Mutex::new(Batcher::new(options.max_transfer_blocks)),
-            saves: Mutex::new(Batcher::new(options.max_transfer_blocks)),
+            loads: Mutex::new(batcher.clone()),
+            saves: Mutex::new(batcher),
             store,
             runtime,
             options,
