@@ -3,12 +3,15 @@
 //! A block counts only if every storing rank's object of it is readable, and only as part of the
 //! prefix that begins with the first block. Keys are asked for a window of blocks at a time, all ranks
 //! of a block together; behind the first block that is not whole nothing is asked any more, so the
-//! number of keys is bounded by the hit and one window.
+//! number of keys is bounded by the hit and one window. A question that fails ends the look-up, and what was answered
+//! before it counts.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use layercake_protocol::ids::Epoch;
+
+use crate::stats::MissReason;
 
 /// What the store says of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +31,25 @@ pub struct Found {
     pub blocks: usize,
     /// What the first key that is not readable is; `None` if all are.
     pub missing: Option<KeyState>,
+    /// Why nothing is known of what follows, if the look-up did not come to its end.
+    pub failure: Option<MissReason>,
     /// The epoch under which the keys were touched.
     pub epoch: Epoch,
     /// Keys asked for.
     pub keys_queried: u64,
+}
+
+impl Found {
+    /// Nothing was found out.
+    pub fn failed(reason: MissReason) -> Self {
+        Self {
+            blocks: 0,
+            missing: None,
+            failure: Some(reason),
+            epoch: Epoch::UNSET,
+            keys_queried: 0,
+        }
+    }
 }
 
 /// A look-up that is under way.
@@ -53,6 +71,7 @@ impl Lookup {
             found: Found {
                 blocks: 0,
                 missing: None,
+                failure: None,
                 epoch: Epoch::UNSET,
                 keys_queried: 0,
             },
@@ -63,7 +82,8 @@ impl Lookup {
     pub fn next(&self) -> Option<Range<usize>> {
         let start = self.found.blocks;
         let end = self.blocks.min(start.saturating_add(self.window.get()));
-        let open = self.found.missing.is_none() && start < end && self.ranks > 0;
+        let over = self.found.missing.is_some() || self.found.failure.is_some();
+        let open = !over && start < end && self.ranks > 0;
         open.then(|| start * self.ranks..end * self.ranks)
     }
 
@@ -90,6 +110,11 @@ impl Lookup {
             let state = states.get(readable).copied();
             self.found.missing = Some(state.unwrap_or(KeyState::Absent));
         }
+    }
+
+    /// The question was not answered, or not to its end: what was answered before counts, the rest is missed.
+    pub fn fail(&mut self, reason: MissReason) {
+        self.found.failure = Some(reason);
     }
 
     /// What it has come to.

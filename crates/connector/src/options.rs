@@ -114,7 +114,7 @@ pub struct Options {
     pub decline_slow_loads: bool,
     /// `audit_log` 1 with `audit_log_path`: a file of JSON lines about objects, ranges and commits.
     pub audit_log: Option<PathBuf>,
-    /// `lookup_timeout_ms`: after so long without an answer a look-up counts as a miss; default 1 s.
+    /// `lookup_timeout_ms`: after so long a look-up ends, and what it has not verified is a miss; default 1 s.
     pub lookup_timeout: Duration,
     /// `layer_timeout_ms`: how long the computation waits for a layer; default 120 s, more than the
     /// transfers below are given, so that it passes only if those are stuck.

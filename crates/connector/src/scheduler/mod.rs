@@ -4,6 +4,7 @@
 //! answers back through a channel that is emptied at every call. No call waits for the store. Tasks
 //! belong to the scheduler and end with it, or with their request; each has a deadline.
 
+mod asking;
 mod entry;
 mod pays;
 mod planner;
@@ -19,10 +20,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use layercake_protocol::ids::Epoch;
-use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::{Presence, Recency};
-use layercake_store::{Progress, StoreClient, StoreError};
+use layercake_store::StoreClient;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -33,7 +31,7 @@ use crate::contract::{
 };
 use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
-use crate::lookup::{Found, KeyState, Lookup};
+use crate::lookup::{Found, Lookup};
 use crate::options::Options;
 use crate::request::{Limits, QuestionId};
 use crate::stats::{ConnectorStats, Counters, MissReason};
@@ -41,7 +39,7 @@ use crate::stats::{ConnectorStats, Counters, MissReason};
 /// The lease of a master that does not say how long its leases are.
 const USUAL_LEASE: Duration = Duration::from_secs(10);
 
-type Answer = (Question, Result<Found, MissReason>);
+type Answer = (Question, Found);
 
 /// The scheduler side of the layerwise store connector.
 #[derive(Debug)]
@@ -126,18 +124,18 @@ impl StoreScheduler {
     /// Waits until a look-up has been answered, but no longer than this: for an engine that has nothing
     /// to compute meanwhile.
     pub fn wait(&mut self, at_most: Duration) {
-        if let Ok((question, answer)) = self.answers.recv_timeout(at_most) {
-            self.answered(&question, answer);
+        if let Ok((question, found)) = self.answers.recv_timeout(at_most) {
+            self.answered(&question, found);
         }
     }
 
-    fn answered(&mut self, question: &Question, answer: Result<Found, MissReason>) {
+    fn answered(&mut self, question: &Question, found: Found) {
         if let Some((id, _)) = self.asking.get(&question.request)
             && *id == question.id
         {
             self.asking.remove(&question.request);
         }
-        self.planner.answered(question, answer, self.now());
+        self.planner.answered(question, found, self.now());
     }
 
     /// Nobody asks any more what this request asked last.
@@ -153,8 +151,8 @@ impl StoreScheduler {
 
     fn take_answers(&mut self) {
         while self.lookups.try_join_next().is_some() {}
-        while let Ok((question, answer)) = self.answers.try_recv() {
-            self.answered(&question, answer);
+        while let Ok((question, found)) = self.answers.try_recv() {
+            self.answered(&question, found);
         }
     }
 
@@ -163,27 +161,30 @@ impl StoreScheduler {
             Ok(keys) => keys,
             Err(error) => {
                 tracing::warn!(%error, request = %question.request, "no keys can be made of these block hashes");
-                let answer = Err(MissReason::NeverStored);
+                let found = Found::failed(MissReason::NeverStored);
                 self.planner
-                    .answered(&question, answer, self.start.elapsed());
+                    .answered(&question, found, self.start.elapsed());
                 return;
             }
         };
         let lookup = Lookup::new(
             question.hashes.len(),
             self.keys.ranks(),
-            self.options.lookup_window_blocks,
+            // Questions are batched as starts and ends of sessions are.
+            self.options
+                .lookup_window_blocks
+                .min(self.options.max_transfer_blocks),
         );
         let (store, answer) = (self.store.clone(), self.answer.clone());
         // Not all of the answer's life is spent on waiting for it.
-        let deadline = self.options.lookup_timeout.min(answer_life(&store) / 2);
+        let within = self.options.lookup_timeout.min(answer_life(&store) / 2);
+        let deadline = tokio::time::Instant::now() + within;
         let early = self.options.per_layer_readiness;
         let (request, id) = (question.request.clone(), question.id);
         self.stop_asking(&request);
         let task = self.lookups.spawn_on(
             async move {
-                let asked = tokio::time::timeout(deadline, run(&store, &keys, lookup, early)).await;
-                let found = asked.unwrap_or(Err(MissReason::TimeOut));
+                let found = asking::ask(&store, &keys, lookup, early, deadline).await;
                 // Nobody is left to be told once the scheduler is gone.
                 drop(answer.send((question, found)));
             },
@@ -193,101 +194,10 @@ impl StoreScheduler {
     }
 }
 
-/// Asks window after window. With `early`, what is being written by a writer that publishes it counts as readable.
-async fn run(
-    store: &StoreClient,
-    keys: &[ObjectKey],
-    mut lookup: Lookup,
-    early: bool,
-) -> Result<Found, MissReason> {
-    while let Some(window) = lookup.next() {
-        let mut asking = Window {
-            store,
-            first: window.start,
-            keys: &keys[window],
-            states: Vec::new(),
-            epoch: lookup.epoch(),
-            queried: 0,
-        };
-        asking.ask(early).await.map_err(|error| {
-            tracing::debug!(%error, "a look-up counts as a miss");
-            MissReason::Master
-        })?;
-        lookup.answer(&asking.states, asking.epoch, asking.queried);
-    }
-    Ok(lookup.found())
-}
-
-/// A window that is being asked for.
-struct Window<'a> {
-    store: &'a StoreClient,
-    /// Place of the first key in the request's.
-    first: usize,
-    keys: &'a [ObjectKey],
-    /// Of the keys so far.
-    states: Vec<KeyState>,
-    epoch: Epoch,
-    queried: u64,
-}
-
-impl Window<'_> {
-    /// Each key is asked for once; with `early` up to three times: those from the first that is being written on once
-    /// more, and those among them that are complete once again, as what is loaded must be touched.
-    async fn ask(&mut self, early: bool) -> Result<(), StoreError> {
-        self.probe(self.keys.len()).await?;
-        if !early || self.states.last() != Some(&KeyState::Reserved) {
-            return Ok(());
-        }
-        self.states.pop();
-        let rest = &self.keys[self.states.len()..];
-        self.queried += rest.len() as u64;
-        let progress = self.store.progress(rest).await?;
-        for run in progress.chunk_by(|a, b| a == b) {
-            let end = self.states.len() + run.len();
-            match run[0] {
-                Progress::Publishing => self.states.resize(end, KeyState::Readable),
-                Progress::Complete => self.probe(run.len()).await?,
-                Progress::Unreadable => self.states.push(KeyState::Reserved),
-                Progress::Absent => self.states.push(KeyState::Absent),
-            }
-            if self.states.len() < end || self.states.last() != Some(&KeyState::Readable) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks the next keys up. Their states end with the first that is not readable.
-    async fn probe(&mut self, keys: usize) -> Result<(), StoreError> {
-        let from = self.states.len();
-        let recency = Recency {
-            epoch: self.epoch,
-            first_index: u32::try_from(self.first + from).unwrap_or(u32::MAX),
-        };
-        let asked = &self.keys[from..from + keys];
-        let answer = self.store.probe_prefix(asked, recency).await?;
-        self.epoch = answer.epoch;
-        self.queried += answer.keys_queried;
-        let states = answer.states.iter().map(|state| state_of(*state));
-        let first_miss = states.clone().position(|it| it != KeyState::Readable);
-        let known = first_miss.map_or(keys, |at| at + 1);
-        self.states.extend(states.take(known));
-        Ok(())
-    }
-}
-
 /// How long an answer may be acted upon: for half of the lease that the look-up was granted; the other half is for the
 /// load to begin in.
 fn answer_life(store: &StoreClient) -> Duration {
     store.link().lease().unwrap_or(USUAL_LEASE) / 2
-}
-
-fn state_of(presence: Presence) -> KeyState {
-    match presence {
-        Presence::Complete => KeyState::Readable,
-        Presence::Reserved => KeyState::Reserved,
-        Presence::Absent => KeyState::Absent,
-    }
 }
 
 fn planner_config(
@@ -311,7 +221,8 @@ fn planner_config(
         restore: !deployment.retains_blocks,
         decline_slow_loads: options.decline_slow_loads,
         limits: Limits {
-            lookup: options.lookup_timeout,
+            // Look-ups end by themselves before, with what they have come to.
+            lookup: options.lookup_timeout + options.lookup_timeout / 4,
             answer,
             drain: options.layer_timeout.saturating_mul(2),
         },

@@ -11,8 +11,6 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use layercake_protocol::ids::Epoch;
-
 use super::entry::Entry;
 use super::pays::{Payoff, prompt_tokens};
 use super::reports::Reports;
@@ -182,19 +180,8 @@ impl Planner {
         }
     }
 
-    /// The store's answer to a question. An error counts as a miss of all its blocks.
-    pub fn answered(
-        &mut self,
-        question: &Question,
-        answer: Result<Found, MissReason>,
-        now: Duration,
-    ) {
-        let found = answer.as_ref().copied().unwrap_or(Found {
-            blocks: 0,
-            missing: None,
-            epoch: Epoch::UNSET,
-            keys_queried: 0,
-        });
+    /// The store's answer to a question. Where it failed, what it came to before counts, and the rest is missed.
+    pub fn answered(&mut self, question: &Question, found: Found, now: Duration) {
         self.counters.keys_queried.add(found.keys_queried);
         let hit = Hit {
             blocks: found.blocks.min(question.hashes.len()),
@@ -218,9 +205,9 @@ impl Planner {
         self.counters.hit_blocks.add(hit.blocks as u64);
         let (known, rest) = question.hashes.split_at(hit.blocks);
         entry.hit = known.to_vec();
-        let reason = match (answer, found.missing, rest.first()) {
-            (Err(reason), ..) => Some(reason),
+        let reason = match (found.failure, found.missing, rest.first()) {
             (_, _, None) => None,
+            (Some(reason), ..) => Some(reason),
             (_, Some(KeyState::Reserved), _) => Some(MissReason::InProgress),
             (_, _, Some(first)) if self.seen.contains(first) => Some(MissReason::Evicted),
             _ => Some(MissReason::NeverStored),

@@ -188,7 +188,7 @@ impl Engine {
     fn answer(&mut self, question: &Question, draw: &mut Draw) {
         if draw.one_in(20) {
             self.planner
-                .answered(question, Err(MissReason::Master), self.now);
+                .answered(question, Found::failed(MissReason::Master), self.now);
             return;
         }
         let mut lookup = Lookup::new(question.hashes.len(), RANKS, std::num::NonZeroUsize::MIN);
@@ -205,7 +205,7 @@ impl Engine {
             lookup.answer(&states, Epoch(1), states.len() as u64);
         }
         let found: Found = lookup.found();
-        self.planner.answered(question, Ok(found), self.now);
+        self.planner.answered(question, found, self.now);
     }
 
     /// Plans and runs a step of some requests.
