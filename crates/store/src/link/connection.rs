@@ -33,6 +33,7 @@ use super::codec::{Outgoing, decode_body};
 use super::drive::drives;
 use super::lane::{Lane, Offer};
 use super::outbox::{Chore, Outbox};
+use super::signs::Signs;
 use super::types::Life;
 
 pub(super) type Response = wire::master_frame::Response;
@@ -45,10 +46,21 @@ const QUEUE: usize = 256;
 pub(super) struct Request {
     pub(super) body: Bytes,
     pub(super) tenant: Tenant,
-    /// Whether it may be sent again when it is not known what became of it.
-    pub(super) repeat: bool,
+    pub(super) if_lost: IfLost,
     /// Whether its answer gives the caller reservations, which must be given back if it is gone.
     pub(super) reserves: bool,
+}
+
+/// What is done about a request whose connection broke before the answer came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfLost {
+    /// The caller is told: twice would not be the same as once.
+    Tell,
+    /// It is sent again. What became of it matters to nobody else, so it waits for the master no longer than a new
+    /// request would.
+    Repeat,
+    /// It is sent again, and waits for the master until its deadline: what became of it matters.
+    SeeThrough,
 }
 
 /// Why there is no answer.
@@ -144,6 +156,7 @@ pub(super) struct Connection {
     /// Calls wait, and the sweeper goes round.
     swept: AtomicBool,
     asked: Notify,
+    pub(super) signs: Signs,
 }
 
 /// The stream before its membership is known.
@@ -228,6 +241,7 @@ impl Connection {
             wires,
             swept: AtomicBool::new(false),
             asked: Notify::new(),
+            signs: Signs::new(),
         }
     }
 

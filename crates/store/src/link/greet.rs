@@ -28,7 +28,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
 use super::codec::{LinkCodec, encode_body};
-use super::connection::{Carrier, Connection, Frames, Request, Response, Wires};
+use super::connection::{Carrier, Connection, Frames, IfLost, Request, Response, Wires};
 use super::connector::Connector;
 use super::lane::{self, Lane};
 use super::proofs::Proofs;
@@ -192,7 +192,7 @@ async fn say_join(shared: &Shared, carrier: Carrier) -> Result<(Wires, RequestId
             endpoint: shared.config.endpoint.as_ref().map(Into::into),
         })),
         tenant: shared.config.tenant.clone(),
-        repeat: false,
+        if_lost: IfLost::Tell,
         reserves: false,
     };
     let id = shared.next_request();

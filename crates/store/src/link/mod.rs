@@ -9,14 +9,15 @@
 //! - Every call ends: with an answer, or with an error by its deadline ([`Timeouts::call`] for each
 //!   message of a batch).
 //! - While the master is known to be unreachable, calls fail at once; see [`LinkState`].
-//! - A call that the connection broke under is repeated after the reconnect, within its deadline,
-//!   where that can't do harm: under the same request id, so that a start is made once. Removals and
-//!   (un)mounts are not; they fail with [`StoreError::MasterUnreachable`].
+//! - A call that the connection broke under is repeated after the reconnect, where that can't do harm:
+//!   under the same request id, so that a start is made once. Look-ups fail as soon as the master is known to be
+//!   unreachable; puts and ends wait for it until their deadline. Removals and
+//!   (un)mounts are not repeated; they fail with [`StoreError::MasterUnreachable`].
 //! - A put start whose caller goes away while it is under way is taken back in the background; a
 //!   lease is left to run out.
 //! - A batch of any size goes through, in as many messages as it takes.
 //!
-//! Who looks after what: `shared` the circuit breaker and the way of a call, `connection` one stream
+//! Who looks after what: `shared` the circuit breaker and the way of a call, `signs` whether the master is alive, `connection` one stream
 //! and its calls in flight, `lane` the bytes of a stream that is no gRPC, `greet` the way to an open stream, `supervise` the tasks, `outbox` what is
 //! still to be told, `doubts` what this member can't confirm. No lock is held across an await, and no two are held together.
 
@@ -35,6 +36,7 @@ mod outbox;
 mod parker;
 mod proofs;
 mod shared;
+mod signs;
 mod slots;
 mod sniff;
 mod split;

@@ -4,7 +4,9 @@
 //! connection was just lost and the first attempt to renew it is under way; calls wait for its verdict.
 //! *Down*: an attempt has failed; new calls fail at once, in the time that it takes to look, while the
 //! supervisor goes on trying. A call that was on its way when the connection broke is repeated where
-//! that is harmless, and has until its own deadline.
+//! that is harmless; if what became of it matters, it has until its own deadline, and fails like a new one
+//! otherwise. While it is in doubt whether the master is alive ([`Signs`](super::signs::Signs)), it is asked
+//! nothing new either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::config::LinkConfig;
-use super::connection::{AskError, Connection, Request, Response};
+use super::connection::{AskError, Connection, IfLost, Request, Response};
 use super::doubts::Doubts;
 use super::outbox::Outbox;
 use super::types::{Life, LinkState, NodeEvent, SessionEvent};
@@ -225,30 +227,44 @@ impl Shared {
         let mut sent = false;
         let mut rejoined = false;
         loop {
-            let connection = self.ready(sent, deadline).await?;
+            let patient = sent && request.if_lost == IfLost::SeeThrough;
+            let connection = self.ready(patient, deadline).await?;
+            if !connection
+                .signs
+                .are_there(self.config.timeouts.call / 8)
+                .await
+            {
+                return Err(self.unreachable("it stands still".to_owned()));
+            }
+            let heard = connection.signs.heard();
             let again = match connection.ask(id, request, deadline).await {
                 Ok(Response::Error(error)) => {
                     let refusal =
                         Refusal::try_from(error).map_err(|error| self.bad_answer(error))?;
                     let again = self.out_of_step(&connection, request, &refusal)
-                        && request.repeat
+                        && request.if_lost != IfLost::Tell
                         && !std::mem::replace(&mut rejoined, true);
                     again.then_some(()).ok_or_else(|| self.refused(refusal))
                 }
                 Ok(response) => return Ok((response, connection)),
                 Err(AskError::Broken { handed_over }) => {
                     sent |= handed_over;
-                    (request.repeat || !handed_over).then_some(()).ok_or_else(|| {
+                    (request.if_lost != IfLost::Tell || !handed_over).then_some(()).ok_or_else(|| {
                         self.unreachable(
                             "the connection was lost before the answer came, the call may have taken effect"
                                 .to_owned(),
                         )
                     })
                 }
-                Err(AskError::Elapsed) => Err(StoreError::MasterTimeout {
-                    master: Arc::clone(&self.master),
-                    after: within,
-                }),
+                Err(AskError::Elapsed) => {
+                    if connection.signs.doubt(heard) {
+                        self.beat.notify_one();
+                    }
+                    Err(StoreError::MasterTimeout {
+                        master: Arc::clone(&self.master),
+                        after: within,
+                    })
+                }
             };
             again?;
             // The status lags behind the break by a moment.
@@ -263,7 +279,7 @@ impl Shared {
         match refusal {
             Refusal::WrongTerm | Refusal::Unauthenticated => connection.stop.cancel(),
             // In calls about keys it is this member that is unknown.
-            Refusal::UnknownMember if request.repeat => connection.stop.cancel(),
+            Refusal::UnknownMember if request.if_lost != IfLost::Tell => connection.stop.cancel(),
             // In others perhaps a segment: the heartbeat tells, and ends the stream if it is not.
             Refusal::UnknownMember => self.beat.notify_one(),
             _ => return false,

@@ -6,7 +6,7 @@ use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request as Body;
 
 use super::MasterLink;
-use super::connection::{Request, Response};
+use super::connection::{IfLost, Request, Response};
 use super::keys::segment_ids;
 use super::types::StartOptions;
 use crate::error::StoreError;
@@ -25,7 +25,7 @@ impl MasterLink {
             unreachable_segments: segment_ids(options.unreachable),
         });
         let request = Request {
-            repeat: true,
+            if_lost: IfLost::SeeThrough,
             ..self.once(body)
         };
         match self.call(&request).await?.0 {

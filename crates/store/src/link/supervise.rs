@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::codec::encode_body;
 use super::config::Backoff;
-use super::connection::{AskError, Connection, Request, Response};
+use super::connection::{AskError, Connection, IfLost, Request, Response};
 use super::connector::Connector;
 use super::greet::{Established, Inbound, establish};
 use super::lane::Takes;
@@ -71,7 +71,12 @@ async fn serve(shared: &Shared, established: Established) -> StoreError {
         }
     };
     // In this order: a call that finds its connection broken looks at the status next.
-    shared.set_status(Status::Connecting);
+    // A stream that broke is renewed at once, or refused; a master that stands still lets this wait, too.
+    shared.set_status(if connection.signs.in_doubt() {
+        Status::Down(reason.clone())
+    } else {
+        Status::Connecting
+    });
     connection.fail();
     reason
 }
@@ -159,6 +164,7 @@ impl Takes for Arrivals<'_> {
 }
 
 fn arrived(shared: &Shared, connection: &Connection, frame: wire::MasterFrame) {
+    connection.signs.hear();
     match (frame.request_id, frame.response) {
         (0, Some(command)) => command_arrived(shared, connection, command),
         (id, Some(response)) => connection.answer(id, response),
@@ -224,11 +230,12 @@ async fn beat(shared: &Shared, connection: &Connection, every: Duration) -> Stor
                 wire::HeartbeatRequest { segment_ids },
             )),
             tenant: shared.config.tenant.clone(),
-            repeat: false,
+            if_lost: IfLost::Tell,
             reserves: false,
         };
         let deadline = tokio::time::Instant::now() + within;
         let id = shared.next_request();
+        let heard = connection.signs.heard();
         match connection.ask(id, &request, deadline).await {
             Ok(Response::Heartbeat(answer)) if answer.known => {
                 if !answer.missing_segments.is_empty() {
@@ -251,6 +258,7 @@ async fn beat(shared: &Shared, connection: &Connection, every: Duration) -> Stor
             }
             Ok(_) => return shared.wrong_kind(),
             Err(AskError::Elapsed) => {
+                connection.signs.doubt(heard);
                 return shared.unreachable(format!("no answer to a heartbeat within {within:?}"));
             }
             Err(AskError::Broken { .. }) => {
@@ -326,7 +334,7 @@ impl Chore {
             body: encode_body(body),
             tenant,
             // Not repeated blindly: the term or life may be another one after a reconnect.
-            repeat: false,
+            if_lost: IfLost::Tell,
             reserves: false,
         }
     }

@@ -9,7 +9,7 @@ use layercake_store::StoreError;
 use layercake_store::link::{Exists, Life, LinkState, MasterLink, StartOptions};
 
 use super::{config, down, key, put, state, up};
-use crate::fake::{FakeMaster, Fault, Kind, Nature};
+use crate::fake::{FakeMaster, Fault, Kind, Nature, PATIENCE};
 
 async fn connected(master: &FakeMaster) -> (MasterLink, crate::fake::Served) {
     let served = master.serve();
@@ -17,6 +17,19 @@ async fn connected(master: &FakeMaster) -> (MasterLink, crate::fake::Served) {
         .await
         .expect("it is there");
     (link, served)
+}
+
+/// Starts a put.
+async fn reserve(link: &MasterLink, name: &str) -> ObjectRef {
+    let config = ReplicateConfig::default();
+    let started = link
+        .put_start(&[put(name)], &config, StartOptions::default())
+        .await
+        .expect("up");
+    ObjectRef {
+        key: key(name),
+        generation: started.results[0].as_ref().expect("free").generation,
+    }
 }
 
 #[tokio::test]
@@ -75,19 +88,7 @@ async fn an_end_is_repeated_whether_it_was_applied_or_not() {
     let master = FakeMaster::default();
     let (link, _served) = connected(&master).await;
     for (name, fault) in [("a", Fault::Drop), ("b", Fault::ApplyThenDrop)] {
-        let started = link
-            .put_start(
-                &[put(name)],
-                &ReplicateConfig::default(),
-                StartOptions::default(),
-            )
-            .await
-            .expect("up");
-        let generation = started.results[0].as_ref().expect("free").generation;
-        let object = ObjectRef {
-            key: key(name),
-            generation,
-        };
+        let object = reserve(&link, name).await;
         master.on(Kind::PutEnd, fault);
         let ended = link.put_end(&[object]).await.expect("it is repeated");
         assert_eq!(ended, [Ok(())]);
@@ -118,7 +119,31 @@ async fn a_removal_whose_answer_was_lost_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn a_call_under_way_survives_a_restart_within_its_deadline() {
+async fn a_commit_under_way_survives_a_restart_within_its_deadline() {
+    let master = FakeMaster::default();
+    let (link, served) = connected(&master).await;
+    let object = reserve(&link, "a").await;
+    master.on(Kind::PutEnd, Fault::Swallow);
+    let call = tokio::spawn({
+        let link = link.clone();
+        let object = object.clone();
+        async move { link.put_end(&[object]).await }
+    });
+    master
+        .until("the call arrives", |master| {
+            master.seen(Kind::PutEnd).len() == 1
+        })
+        .await;
+    let port = served.kill();
+    down(&link).await;
+    let _served = master.serve_at(port);
+    let ended = call.await.expect("no panic").expect("it is repeated");
+    assert_eq!(ended, [Ok(())]);
+}
+
+/// Its caller would rather go without the answer than wait for it.
+#[tokio::test]
+async fn a_look_up_under_way_fails_once_the_master_is_known_to_be_gone() {
     let master = FakeMaster::default();
     let (link, served) = connected(&master).await;
     master.on(Kind::Exists, Fault::Swallow);
@@ -132,15 +157,15 @@ async fn a_call_under_way_survives_a_restart_within_its_deadline() {
         })
         .await;
     let port = served.kill();
-    down(&link).await;
-    master.restart();
-    master.insert("a");
-    let _served = master.serve_at(port);
-    let existence = call.await.expect("no panic").expect("it is repeated");
-    assert_eq!(
-        existence.states,
-        [layercake_protocol::replica::Presence::Complete]
+    let error = call.await.expect("no panic").expect_err("nobody listens");
+    assert!(
+        matches!(error, StoreError::MasterUnreachable { .. }),
+        "{error}"
     );
+    let _served = master.serve_at(port);
+    up(&link).await;
+    let existence = link.exists(&Exists::readable(&[key("a")])).await;
+    existence.expect("it is back");
 }
 
 #[tokio::test]
@@ -157,7 +182,52 @@ async fn an_answer_that_does_not_come_is_a_time_out_and_the_link_stays_up() {
         .expect_err("no answer");
     assert!(matches!(error, StoreError::MasterTimeout { .. }), "{error}");
     assert!(matches!(link.state(), LinkState::Up { .. }));
-    assert!(link.exists(&Exists::readable(&[key("a")])).await.is_ok());
+    // The heartbeat that is sent at once is answered: the master was only slow with that call.
+    let again = async {
+        while link.exists(&Exists::readable(&[key("a")])).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again)
+        .await
+        .expect("it is asked again");
+    assert!(matches!(link.state(), LinkState::Up { life: Life(1), .. }));
+}
+
+#[tokio::test]
+async fn a_master_that_stands_still_costs_one_deadline_and_not_one_for_each_call() {
+    let master = FakeMaster::default();
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.timeouts.call = Duration::from_secs(1);
+    let link = MasterLink::connect(config).await.expect("it is there");
+    let guard = served.freeze();
+    let keys = [key("a")];
+    let query = Exists::readable(&keys);
+    let error = link.exists(&query).await.expect_err("no answer");
+    assert!(matches!(error, StoreError::MasterTimeout { .. }), "{error}");
+    // From the doubt over the heartbeat's deadline to attempts to connect anew.
+    for _ in 0..100 {
+        let error = link.exists(&query).await.expect_err("it stands still");
+        assert!(
+            matches!(error, StoreError::MasterUnreachable { .. }),
+            "not sent: {error}"
+        );
+    }
+    down(&link).await;
+    let error = link.exists(&query).await.expect_err("it stands still");
+    assert!(
+        matches!(error, StoreError::MasterUnreachable { .. }),
+        "{error}"
+    );
+    drop(guard);
+    up(&link).await;
+    assert!(link.exists(&query).await.is_ok());
+    assert_eq!(
+        master.seen(Kind::Exists).len(),
+        2,
+        "what was sent before it stood still, and since"
+    );
 }
 
 #[tokio::test]
