@@ -5,8 +5,8 @@
 //! *Down*: an attempt has failed; new calls fail at once, in the time that it takes to look, while the
 //! supervisor goes on trying. A call that was on its way when the connection broke is repeated where
 //! that is harmless; if what became of it matters, it has until its own deadline, and fails like a new one
-//! otherwise. While it is in doubt whether the master is alive ([`Signs`](super::signs::Signs)), it is asked
-//! nothing new either.
+//! otherwise. While it is in doubt whether the master is alive ([`Signs`](super::signs::Signs)), such calls
+//! are not sent either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -227,13 +227,10 @@ impl Shared {
         let mut sent = false;
         let mut rejoined = false;
         loop {
-            let patient = sent && request.if_lost == IfLost::SeeThrough;
-            let connection = self.ready(patient, deadline).await?;
-            if !connection
-                .signs
-                .are_there(self.config.timeouts.call / 8)
-                .await
-            {
+            let matters = request.if_lost == IfLost::SeeThrough;
+            let connection = self.ready(sent && matters, deadline).await?;
+            let patience = self.config.timeouts.call / 8;
+            if !matters && !connection.signs.are_there(patience).await {
                 return Err(self.unreachable("it stands still".to_owned()));
             }
             let heard = connection.signs.heard();
