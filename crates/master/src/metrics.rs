@@ -362,11 +362,26 @@ fn counters(encoder: &mut DescriptorEncoder<'_>, counters: &crate::state::Counte
         }
     }
     for (name, help, value) in [
+        (
+            "evictions_tried",
+            "Times that something to evict was looked for",
+            counters.evictions_tried,
+        ),
+        (
+            "evictions_in_vain",
+            "Times that nothing could be evicted",
+            counters.evictions_in_vain,
+        ),
         ("puts_started", "Reservations made", counters.puts_started),
         (
             "puts_committed",
             "Reservations committed",
             counters.puts_committed,
+        ),
+        (
+            "puts_short",
+            "Reservations with fewer replicas than were asked for",
+            counters.short_puts,
         ),
         (
             "puts_revoked",

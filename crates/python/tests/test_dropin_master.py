@@ -378,3 +378,25 @@ def test_a_change_that_can_not_reach_its_file_says_so(strict):
     code, answer = strict.json("/api/v1/tenant_quotas?tenant_id=t3", "PUT", b'{"requested_quota_bytes": 5}')
     assert code == 500 and "quotas.yaml" in answer["error_message"]
     assert strict.json("/api/v1/tenant_quotas?tenant_id=t3")[1]["data"]["requested_quota_bytes"] == 5
+
+
+def test_evictions_and_missing_replicas_are_counted_under_the_names_that_dashboards_have():
+    with Master("--default_kv_lease_ttl=0") as master:
+        store = master.store(8 * MIB)
+        config = ReplicateConfig()
+        config.replica_num = 2
+        assert store.put("two", b"x", config) == 0
+        for index in range(20):
+            assert store.put(f"k{index}", bytes(MIB)) == 0
+        metrics = master.metrics()
+        for name in ("evicted_key_count", "evicted_size_bytes", "attempted_evictions_total", "successful_evictions_total"):
+            of_memory = f"master_{name.removesuffix('_total')}_mem"
+            assert metrics[f"master_{name}"] == metrics[of_memory] > 0, name
+        assert metrics["master_attempted_evictions_total"] >= metrics["master_successful_evictions_total"]
+        assert metrics["master_put_start_partial_allocations_total"] == 1
+        store.close()
+
+
+def test_an_allocator_that_nobody_has_is_refused():
+    refused = subprocess.run([*command(), "--memory_allocator=foo"], capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and "memory_allocator" in refused.stderr, refused

@@ -228,7 +228,11 @@ pub const FLAGS: &[Flag] = &[
     flag("max_total_finished_tasks", Number, Ignored(TASKS)),
     flag("max_total_pending_tasks", Number, Ignored(TASKS)),
     flag("max_total_processing_tasks", Number, Ignored(TASKS)),
-    flag("memory_allocator", Text, Ignored(ALLOCATOR)),
+    flag(
+        "memory_allocator",
+        Text,
+        Only(&["offset", "cachelib"], ALLOCATOR),
+    ),
     flag(
         "metrics_host",
         Text,

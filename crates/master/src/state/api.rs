@@ -252,8 +252,14 @@ pub struct Counters {
     pub lost: Amount,
     /// Gone because their segment was drained or unmounted.
     pub unmounted: Amount,
+    /// Times that something to evict was looked for.
+    pub evictions_tried: u64,
+    /// Those of them in which nothing could go.
+    pub evictions_in_vain: u64,
     /// Reservations made.
     pub puts_started: u64,
+    /// Those of them with fewer replicas than were asked for.
+    pub short_puts: u64,
     /// Reservations committed.
     pub puts_committed: u64,
     /// Reservations given up by their writer.

@@ -149,6 +149,7 @@ impl State {
             bytes: effects.freed_bytes,
             objects: effects.gone[reason as usize].objects,
         };
+        self.tally.count_eviction(reached.objects);
         self.carry_out(now, &mut effects);
         reached
     }

@@ -91,8 +91,12 @@ impl<'a> Placement<'a> {
             .cells
             .iter()
             .filter(|cell| cell.is_mounted() && cell.capacity() >= granule_bytes(len));
-        let wanted = usize::try_from(self.config.replicas).unwrap_or(usize::MAX);
-        large_enough.take(wanted).count()
+        large_enough.take(self.wanted()).count()
+    }
+
+    /// How many replicas are asked for.
+    pub(crate) fn wanted(&self) -> usize {
+        usize::try_from(self.config.replicas).unwrap_or(usize::MAX)
     }
 
     /// Bytes of all usable segments.

@@ -232,6 +232,8 @@ impl State {
         match shard.fill(claim.handle, generation, places, &alive, effects) {
             Ok(()) => {
                 let places = shard.entry(claim.handle.slot).places.as_slice();
+                let short = places.len() < placement.wanted();
+                self.tally.short_puts.add(u64::from(short));
                 let replica = |place: &Place| {
                     Some(Replica {
                         segment: view.cell(place.segment)?.info.id,

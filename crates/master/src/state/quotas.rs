@@ -81,6 +81,8 @@ impl State {
             freed = of_tenant.map(|(_, bytes)| bytes).sum();
         }
         self.tenants.count_evicted(tenant, freed);
+        self.tally
+            .count_eviction(effects.gone[Reason::Quota as usize].objects);
         self.carry_out(now, &mut effects);
         freed > 0
     }

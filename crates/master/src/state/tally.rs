@@ -29,7 +29,10 @@ impl Count {
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     gone: [(Count, Count); Reason::COUNT],
+    pub(crate) evictions_tried: Count,
+    pub(crate) evictions_in_vain: Count,
     pub(crate) puts_started: Count,
+    pub(crate) short_puts: Count,
     pub(crate) puts_committed: Count,
     pub(crate) puts_revoked: Count,
     pub(crate) discarded_puts: Count,
@@ -49,6 +52,12 @@ impl Tally {
         }
     }
 
+    /// A search for something to evict that gave so many objects.
+    pub(crate) fn count_eviction(&self, objects: u64) {
+        self.evictions_tried.add(1);
+        self.evictions_in_vain.add(u64::from(objects == 0));
+    }
+
     pub(crate) fn snapshot(&self) -> Counters {
         let gone = |reason: Reason| {
             let (objects, bytes) = &self.gone[reason as usize];
@@ -65,7 +74,10 @@ impl Tally {
             lost: gone(Reason::Lost),
             unmounted: gone(Reason::Unmounted),
             evicted_quota: gone(Reason::Quota),
+            evictions_tried: self.evictions_tried.get(),
+            evictions_in_vain: self.evictions_in_vain.get(),
             puts_started: self.puts_started.get(),
+            short_puts: self.short_puts.get(),
             puts_committed: self.puts_committed.get(),
             puts_revoked: self.puts_revoked.get(),
             discarded_puts: self.discarded_puts.get(),

@@ -59,7 +59,7 @@ pub(super) async fn metrics(State(admin): State<Admin>) -> Response {
     held(&mut page, &admin.monitor);
     let calls = admin.monitor.calls();
     sizes(&mut page, &calls);
-    requests(&mut page, &calls);
+    requests(&mut page, &calls, admin.monitor.counters().short_puts);
     reads(&mut page, &admin.monitor, &calls);
     evictions(&mut page, &admin.monitor);
     if let Some(tenants) = admin.monitor.tenants() {
@@ -152,7 +152,7 @@ fn sizes(page: &mut Page, calls: &Calls) {
 }
 
 /// Requests of one key, and batches.
-fn requests(page: &mut Page, calls: &Calls) {
+fn requests(page: &mut Page, calls: &Calls, partial: u64) {
     let either = |stat: &CallStat| (stat.requests(), stat.refused());
     for (name, (requests, failures)) in [
         (
@@ -193,6 +193,11 @@ fn requests(page: &mut Page, calls: &Calls) {
             failures,
         );
     }
+    page.counter(
+        "master_put_start_partial_allocations_total",
+        "Puts with fewer replicas than were asked for",
+        partial,
+    );
     page.counter(
         "master_put_start_alloc_failures_total",
         "Puts refused for want of room",
@@ -266,16 +271,38 @@ fn reads(page: &mut Page, monitor: &Monitor, calls: &Calls) {
 fn evictions(page: &mut Page, monitor: &Monitor) {
     let counters = monitor.counters();
     let evicted = counters.evicted();
-    page.counter(
-        "master_evicted_key_count",
-        "Keys that were evicted",
-        evicted.objects,
-    );
-    page.counter(
-        "master_evicted_size_bytes",
-        "Bytes that were evicted",
-        evicted.bytes,
-    );
+    let tried = counters.evictions_tried;
+    let good = tried - counters.evictions_in_vain;
+    // All of it is memory: what dashboards know by tier and what they know in all is the same.
+    for (all, of_memory, help, value) in [
+        (
+            "master_evicted_key_count",
+            "master_evicted_key_count_mem",
+            "Keys that were evicted",
+            evicted.objects,
+        ),
+        (
+            "master_evicted_size_bytes",
+            "master_evicted_size_bytes_mem",
+            "Bytes that were evicted",
+            evicted.bytes,
+        ),
+        (
+            "master_attempted_evictions_total",
+            "master_attempted_evictions_mem",
+            "Times that something to evict was looked for",
+            tried,
+        ),
+        (
+            "master_successful_evictions_total",
+            "master_successful_evictions_mem",
+            "Times that something was evicted",
+            good,
+        ),
+    ] {
+        page.counter(all, help, value);
+        page.counter(of_memory, help, value);
+    }
     page.counter(
         "master_put_start_discard_cnt",
         "Puts taken from writers that never finished",
