@@ -158,7 +158,8 @@ time.sleep(0.1)
 @pytest.mark.parametrize("how", ENDS)
 def test_the_interpreter_may_end_in_any_order(master, how):
     start = time.monotonic()
-    check("store = new(32 * MIB)\n" + ENDS[how], master)
+    # Calls that closing cuts short fail, and say so.
+    check("store = new(32 * MIB)\n" + ENDS[how], master, LAYERCAKE_LOG="error")
     assert time.monotonic() - start < 10
 
 
@@ -194,7 +195,7 @@ assert ticks[0] > 5, ticks
 for index, buffer in enumerate(buffers):
     assert ctypes.string_at(buffer, size) == bytes([index + 1]) * size
 """
-    check(code, master)
+    check(code, master, LAYERCAKE_LOG="error")
 
 
 def test_closing_while_calls_run_ends_them_with_codes(master):
@@ -392,4 +393,42 @@ good, found = alloc(4096), []
 print(repr(found))
 """
     # The destination of ranges is not registered here, which is one more refusal.
-    assert check(code, master).strip() == repr(list(ODD.values()))
+    assert check(code, master, LAYERCAKE_LOG="error").strip() == repr(list(ODD.values()))
+
+
+def test_values_are_all_that_has_bytes_and_keys_any_sequence(master):
+    code = """
+import collections
+import numpy
+
+class Pair(ctypes.Structure):
+    _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_double)]
+
+store = new()
+scalars = [ctypes.c_int(7), Pair(3, 4.5), numpy.array(7), numpy.float32(5), numpy.datetime64("2026-11-30"),
+           numpy.array(["2026-11-30"], "datetime64[D]"), numpy.array(4 + 2j)]
+for index, value in enumerate(scalars):
+    key = f"scalar {index}"
+    expected = value.tobytes() if hasattr(value, "tobytes") else bytes(memoryview(value))
+    assert store.put(key, value) == 0, value
+    assert store.get(key) == expected, value
+    assert store.put_batch([key + "b"], [value]) == 0 == store.put_parts(key + "p", b"x", value)
+    assert store.get(key + "b") == expected and store.get(key + "p") == b"x" + expected
+
+keys = ["scalar 0", "none", "scalar 1"]
+for kind in (tuple, collections.deque, numpy.array, collections.UserList, lambda keys: numpy.array(keys, object)):
+    assert store.batch_is_exist(kind(keys)) == [1, 0, 1], kind
+    memory = alloc(4096)
+    pointers, sizes = [[memory], [memory + 100], [memory + 200]], [[4], [4], [16]]
+    found = store.batch_get_into_multi_buffers(kind(keys), collections.deque(pointers), collections.UserList(sizes))
+    assert found == [4, -704, 16], found
+    assert store.batch_get_session_start(kind(keys)) == [0, -704, 0]
+    assert store.batch_get_session_end(kind(keys)) == 0
+for wrong in ("scalar 0", b"scalar 0", {"scalar 0": 1}, {"scalar 0"}, (key for key in keys), 5, None):
+    try:
+        store.batch_is_exist(wrong)
+        raise SystemExit(f"{wrong!r} was taken for keys")
+    except TypeError:
+        pass
+"""
+    check(code, master)

@@ -259,3 +259,15 @@ def test_a_random_history_matches_a_dictionary(cluster, key):
                             assert value == model[each]
                         else:
                             assert isinstance(value, layercake.NotFound)
+
+
+def test_scalars_have_bytes_to_read_and_to_write(store, key):
+    name = key()
+    store.put(name, ctypes.c_uint32(0x01020304))
+    number = ctypes.c_uint32()
+    assert store.get_into(name, number) == 4 and number.value == 0x01020304
+    store.put(other := key(), np.array(2.5))
+    value = np.array(0.0)
+    assert store.get_into(other, value) == 8 and value == 2.5
+    with pytest.raises(TypeError, match="read-only"):
+        store.get_into(name, np.float32(5))

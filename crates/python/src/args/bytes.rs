@@ -11,9 +11,12 @@ use pyo3::types::{PyMemoryView, PyTuple};
 
 use super::ints::int;
 use super::{export, wrong_type};
+use crate::memory::PlainBuffer;
 
 const ACCEPTED: &str = "an object with the buffer protocol (bytes, bytearray, memoryview, numpy array …), a torch \
      tensor in host memory, or a tuple (address, length)";
+
+const READ_ONLY: &str = "a writable buffer is needed, not a read-only one";
 
 /// Bytes to read.
 pub(crate) struct Bytes {
@@ -32,6 +35,7 @@ pub(crate) struct Value(Bytes);
 #[expect(dead_code, reason = "what it holds is kept, not looked at")]
 enum Owner {
     Buffer(PyUntypedBuffer),
+    Plain(PlainBuffer),
     Object(Py<PyAny>),
     /// The caller's word: memory by address.
     Caller,
@@ -57,6 +61,12 @@ impl Bytes {
         if let Some(buffer) = export(obj) {
             return Self::of_buffer(buffer, writable);
         }
+        if let Some(buffer) = PlainBuffer::get(obj, writable) {
+            return Ok(Self::of_plain(buffer));
+        }
+        if writable && PlainBuffer::get(obj, false).is_some() {
+            return Err(PyTypeError::new_err(READ_ONLY));
+        }
         if let Ok(tuple) = obj.cast::<PyTuple>() {
             return Self::of_address(tuple);
         }
@@ -68,9 +78,7 @@ impl Bytes {
 
     fn of_buffer(buffer: PyUntypedBuffer, writable: bool) -> PyResult<Self> {
         if writable && buffer.readonly() {
-            return Err(PyTypeError::new_err(
-                "a writable buffer is needed, not a read-only one",
-            ));
+            return Err(PyTypeError::new_err(READ_ONLY));
         }
         if !buffer.is_c_contiguous() {
             return Err(PyValueError::new_err(
@@ -83,6 +91,14 @@ impl Bytes {
             len: buffer.len_bytes(),
             owner: Owner::Buffer(buffer),
         })
+    }
+
+    fn of_plain(buffer: PlainBuffer) -> Self {
+        Self {
+            addr: buffer.addr(),
+            len: buffer.len(),
+            owner: Owner::Plain(buffer),
+        }
     }
 
     fn of_address(tuple: &Bound<'_, PyTuple>) -> PyResult<Self> {
@@ -152,6 +168,9 @@ impl<'py> FromPyObject<'_, 'py> for Value {
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let Some(buffer) = export(&obj) else {
+            if let Some(buffer) = PlainBuffer::get(&obj, false) {
+                return Ok(Self(Bytes::of_plain(buffer)));
+            }
             return Err(wrong_type(
                 &obj,
                 "an object with the buffer protocol (bytes, bytearray, memoryview, numpy array …)",

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
-use super::wrong_type;
+use super::{sequence, wrong_type};
 use crate::errors::Kind;
 
 /// One key; a text that can't be one raises `InvalidArgument`.
@@ -96,6 +96,14 @@ impl Keys {
         all
     }
 
+    /// How an entry is named to people.
+    pub(crate) fn name(&self, index: usize) -> String {
+        match self.iter().nth(index) {
+            Some(Ok(key)) => key.as_str().to_owned(),
+            _ => format!("(entry {index})"),
+        }
+    }
+
     fn push(&mut self, obj: &Bound<'_, PyAny>) -> PyResult<()> {
         match key(obj)? {
             Ok(key) => self.good.push(key),
@@ -141,6 +149,11 @@ impl Names {
             name
         })
     }
+
+    /// How an entry is named to people.
+    pub(crate) fn name(&self, index: usize) -> String {
+        self.iter().nth(index).unwrap_or_default().to_owned()
+    }
 }
 
 impl<'py> FromPyObject<'_, 'py> for Names {
@@ -163,10 +176,11 @@ impl<'py> FromPyObject<'_, 'py> for Names {
     }
 }
 
-/// A list or tuple of keys.
+/// A sequence of keys; lists and tuples are gone through as they are.
 enum Items<'a, 'py> {
     List(&'a Bound<'py, PyList>),
     Tuple(&'a Bound<'py, PyTuple>),
+    Others(Vec<Bound<'py, PyAny>>),
 }
 
 impl<'a, 'py> Items<'a, 'py> {
@@ -175,6 +189,8 @@ impl<'a, 'py> Items<'a, 'py> {
             Ok(Self::List(list))
         } else if let Ok(tuple) = obj.cast::<PyTuple>() {
             Ok(Self::Tuple(tuple))
+        } else if let Some(items) = sequence(obj)? {
+            Ok(Self::Others(items))
         } else {
             Err(wrong_type(obj, "a list or tuple of keys (str)"))
         }
@@ -184,6 +200,7 @@ impl<'a, 'py> Items<'a, 'py> {
         match self {
             Self::List(list) => list.len(),
             Self::Tuple(tuple) => tuple.len(),
+            Self::Others(items) => items.len(),
         }
     }
 
@@ -194,6 +211,7 @@ impl<'a, 'py> Items<'a, 'py> {
         match self {
             Self::List(list) => list.iter().try_for_each(|item| each(&item)),
             Self::Tuple(tuple) => tuple.iter_borrowed().try_for_each(|item| each(&item)),
+            Self::Others(items) => items.iter().try_for_each(each),
         }
     }
 }

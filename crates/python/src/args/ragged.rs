@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::ints::{IntArray, append};
+use super::{export, sequence};
 
 const ACCEPTED: &str =
     "a list or tuple of lists of integers, or a two-dimensional array of 4 or 8 byte integers";
@@ -40,6 +41,14 @@ impl Ragged {
     }
 }
 
+/// The rows of a sequence without a buffer of its own.
+fn rows_of<'py>(obj: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+    if export(obj).is_some() {
+        return Ok(None);
+    }
+    sequence(obj)
+}
+
 impl<'py> FromPyObject<'_, 'py> for Ragged {
     type Error = PyErr;
 
@@ -52,6 +61,10 @@ impl<'py> FromPyObject<'_, 'py> for Ragged {
         } else if let Ok(tuple) = obj.cast::<PyTuple>() {
             for row in tuple.iter_borrowed() {
                 ragged.push_row(&row)?;
+            }
+        } else if let Some(rows) = rows_of(&obj)? {
+            for row in &rows {
+                ragged.push_row(row)?;
             }
         } else {
             let array = IntArray::of(&obj, ACCEPTED)?;

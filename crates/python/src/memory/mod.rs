@@ -21,9 +21,11 @@
 )]
 
 mod handle;
+mod plain;
 mod room;
 
 pub(crate) use self::handle::PyBufferHandle;
+pub(crate) use self::plain::PlainBuffer;
 pub(crate) use self::room::Room;
 
 use layercake_protocol::ids::MemoryKind;
