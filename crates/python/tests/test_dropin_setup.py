@@ -102,17 +102,64 @@ for name in ("tenant_id", "protocol", "rdma_devices", "ssd_offload_path", "local
     assert setup(**{name: None}) == 0, name
 assert setup(global_segment_size="1.5 MB") == 0
 for bad in ({"client_http_port": 65536}, {"client_http_port": "much"}, {"enable_ssd_offload": "perhaps"}, {"local_hostname": None},
-            {"global_segment_size": "99999999999TB"}, {"tenant_id": "x" * 5000}):
+            {"global_segment_size": "99999999999TB"}, {"tenant_id": "x" * 5000}, {"global_segment_size": -1}, {"global_segment_size": True},
+            {"local_buffer_size": -1}, {"global_segment_size": 0.5}, {"global_segment_size": 1e30}, {"global_segment_size": 1}):
     assert setup(**bad) == -600, bad
+assert setup(tenant_id="", global_segment_size=float(1 << 20), mode="embedded") == 0
+for wrong, name in (({"local_hostname": ["a"]}, "local_hostname"), ({1: 2}, "1")):
+    try:
+        MooncakeDistributedStore().setup({"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE"} | wrong)
+        raise SystemExit(f"{wrong} was accepted")
+    except TypeError as error:
+        assert name in str(error), error
 assert type_error(client_http_port=-1) and type_error(enable_ssd_offload=0.5) and type_error(tenant_id=7)
 
 store = MooncakeDistributedStore()
 arguments = ("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1])
 assert store.setup(*arguments, client_http_port=65536) == -600
 assert store.setup(*arguments, tenant_id=None, enable_ssd_offload=None) == 0
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 1, 0, "tcp", "", sys.argv[1]) == -600
 """
     done = run_child(PRELUDE + code, master)
     assert done.returncode == 0, done.stderr
+    assert "mode in the configuration has no effect" in done.stderr
+    assert "global_segment_size is 1: at least 4096 bytes" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999", "127.0.0.1:0", "", ":5", "127.0.0.1:x"])
+def test_what_is_no_address_of_a_master_is_not_waited_for(address):
+    begun = time.monotonic()
+    done = run_child(PRELUDE + SETUP, address, LAYERCAKE_SETUP_TIMEOUT="600")
+    assert done.stdout.split()[-1] == "-600" and time.monotonic() - begun < 60
+    assert f'master_server_addr is "{address}"' in done.stderr
+
+
+# No host has an address of this range, which is for documents.
+ELSEWHERE = "192.0.2.7"
+
+
+def test_nothing_is_listened_on_but_what_was_named(master):
+    code = """
+from mooncake.engine import TransferEngine
+arguments = ("P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1])
+assert MooncakeDistributedStore().setup(sys.argv[2], *arguments) == -600
+assert TransferEngine().initialize(sys.argv[2], "P2PHANDSHAKE", "tcp", "") == -1
+"""
+    done = run_child(PRELUDE + code, master, ELSEWHERE)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f'"{ELSEWHERE}" stands for {ELSEWHERE}, which is no address of this host') == 2, done.stderr
+
+
+def test_where_addresses_are_translated_a_setting_says_where_to_listen(master):
+    code = """
+store = MooncakeDistributedStore()
+assert store.setup(sys.argv[2], "P2PHANDSHAKE", MIB, 0, "tcp", "", sys.argv[1]) == 0
+assert store.get_hostname().startswith(sys.argv[2] + ":")
+"""
+    done = run_child(PRELUDE + code, master, ELSEWHERE, LAYERCAKE_LISTEN="127.0.0.1")
+    assert done.returncode == 0, done.stderr
+    done = run_child(PRELUDE + code, master, ELSEWHERE, LAYERCAKE_LISTEN="127.0.0.1:5")
+    assert "LAYERCAKE_LISTEN is" in done.stderr
 
 
 def test_a_dict_and_an_engine_share_the_engine(master, rng):

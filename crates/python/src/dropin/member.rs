@@ -15,6 +15,9 @@ use crate::core::{EngineSettings, Trust};
 /// The metadata server that stands for none: peers find each other by address.
 pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
 
+/// The variable that says where to listen, if peers are told another address.
+const LISTEN: &str = "LAYERCAKE_LISTEN";
+
 /// Why a member can't be started like that.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum Unsupported {
@@ -32,6 +35,11 @@ pub(crate) enum Unsupported {
     Metadata { address: String },
     #[error("{host:?} is no address of this host, nor one it is known by: {detail}")]
     Host { host: String, detail: String },
+    #[error(
+        "{host:?} stands for {ip}, which is no address of this host: nothing else is listened on. Give one that is; behind a \
+         translated address, {LISTEN} says which to listen on"
+    )]
+    Address { host: String, ip: IpAddr },
     #[error("{0}")]
     Setting(String),
 }
@@ -76,30 +84,47 @@ pub(crate) fn check_metadata(address: &str) -> Result<(), Unsupported> {
 }
 
 /// The settings of a member that is known as `host`, or `host:port`, where the port does not matter: it is
-/// chosen anew. Where the address is not this host's own, as in a container behind a translated
-/// one, everything is listened on and that address is told to peers.
+/// chosen anew. An address that is not this host's own is refused, unless `LAYERCAKE_LISTEN` says where to listen
+/// instead, as in a container behind a translated address: then peers are told the former.
 pub(crate) fn settings(host: &str) -> Result<EngineSettings, Unsupported> {
     let ip = resolve(host)?;
+    let listen = listen_elsewhere()?;
     let mut trust =
         Trust::new(None, false).map_err(|error| Unsupported::Setting(error.to_string()))?;
     if trust.token.is_none() {
         trust.insecure = true;
-        if !ip.is_loopback() {
-            warn_of_openness(ip);
+        let listens = listen.unwrap_or(ip);
+        if !listens.is_loopback() {
+            warn_of_openness(listens);
         }
     }
     let mut settings = EngineSettings::local(trust)
         .with_transports(None)
         .map_err(|error| Unsupported::Setting(error.to_string()))?;
-    settings.listen = SocketAddr::new(ip, 0);
-    match TcpListener::bind(settings.listen) {
-        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
-            settings.advertise = Some(settings.listen);
-            settings.listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
-        }
-        _ => {}
+    settings.listen = SocketAddr::new(listen.unwrap_or(ip), 0);
+    if listen.is_some() {
+        settings.advertise = Some(SocketAddr::new(ip, 0));
     }
-    Ok(settings)
+    // Its own listeners are bound later, to ports of their own.
+    match TcpListener::bind(settings.listen) {
+        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Err(Unsupported::Address {
+            host: host.to_owned(),
+            ip: settings.listen.ip(),
+        }),
+        _ => Ok(settings),
+    }
+}
+
+/// The address to listen on, where it is another than peers are told.
+fn listen_elsewhere() -> Result<Option<IpAddr>, Unsupported> {
+    match std::env::var(LISTEN) {
+        Ok(text) if !text.is_empty() => text.parse().map(Some).map_err(|_| {
+            Unsupported::Setting(format!(
+                "{LISTEN} is {text:?}: an address of this host is needed, without a port"
+            ))
+        }),
+        _ => Ok(None),
+    }
 }
 
 fn warn_of_openness(ip: IpAddr) {

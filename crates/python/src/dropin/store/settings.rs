@@ -11,7 +11,7 @@ use layercake_store::link::Timeouts;
 use pyo3::Borrowed;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyFloat, PyString};
 use thiserror::Error;
 use tokio::net::TcpStream;
 
@@ -102,11 +102,52 @@ const KEYS: [&str; 15] = [
     "client_http_port",
 ];
 
+/// Keys of configurations that mean something to others only.
+const IGNORED: [&str; 1] = ["mode"];
+
+/// A value of a configuration; a wrong one is refused by the name of its key.
+fn named<'py, T>(key: &str, value: &Bound<'py, PyAny>) -> PyResult<T>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+{
+    value.extract::<T>().map_err(|error| {
+        let text = format!("{key}: {}", error.value(value.py()));
+        if error.is_instance_of::<PyTypeError>(value.py()) {
+            PyTypeError::new_err(text)
+        } else {
+            PyValueError::new_err(text)
+        }
+    })
+}
+
+/// A size in a configuration. JSON knows no integers: a float without a fraction is one. What is none is a wrong value.
+fn size_of(key: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let whole = match value.cast::<PyFloat>() {
+        Ok(float) if float.call_method0("is_integer")?.is_truthy()? => {
+            Some(float.call_method0("__int__")?)
+        }
+        _ => None,
+    };
+    let value = whole.as_ref().unwrap_or(value);
+    named::<Bytes>(key, value)
+        .map(|size| size.0)
+        .map_err(|error| PyValueError::new_err(error.value(value.py()).to_string()))
+}
+
 impl Arguments {
     /// From a configuration, whose values may be texts. `None` stands for a key that is not there.
     pub(super) fn of_dict(dict: &Bound<'_, PyDict>) -> PyResult<Result<Self, Refused>> {
         for (key, _) in dict.iter() {
-            let key: String = key.extract()?;
+            let Ok(key) = key.extract::<String>() else {
+                return Err(PyTypeError::new_err(format!(
+                    "the configuration has the key {}: keys are str",
+                    key.repr()?
+                )));
+            };
+            if IGNORED.contains(&key.as_str()) {
+                tracing::warn!("{key} in the configuration has no effect");
+                continue;
+            }
             if !KEYS.contains(&key.as_str()) {
                 return Ok(Err(Refused::Setting(format!(
                     "the configuration has an unknown key {key:?}; known are {}",
@@ -125,12 +166,13 @@ impl Arguments {
 
     fn read(dict: &Bound<'_, PyDict>) -> PyResult<Self> {
         let get = |key: &str| Ok::<_, PyErr>(dict.get_item(key)?.filter(|value| !value.is_none()));
-        let text = |key: &str| get(key)?.map(|value| value.extract::<String>()).transpose();
+        let text = |key: &str| get(key)?.map(|value| named(key, &value)).transpose();
         let flag = |key: &str| {
             get(key)?.map_or(Ok(false), |value| {
-                value.extract::<Truth>().map(|truth| truth.0)
+                named::<Truth>(key, &value).map(|truth| truth.0)
             })
         };
+        let size = |key: &str| get(key)?.map(|value| size_of(key, &value)).transpose();
         let must = |key: &str| {
             text(key)?
                 .ok_or_else(|| PyValueError::new_err(format!("the configuration needs {key}")))
@@ -139,18 +181,15 @@ impl Arguments {
             Some(master) => Some(master),
             None => text("master_server_address")?,
         };
-        let capacity = get("global_segment_size")?.map(|size| size.extract::<Bytes>());
-        let http_port = get("client_http_port")?.map(|port| port.extract::<Port>());
+        let capacity = size("global_segment_size")?;
+        let http_port =
+            get("client_http_port")?.map(|port| named::<Port>("client_http_port", &port));
         // Only checked: values are not staged.
-        get("local_buffer_size")?
-            .map(|size| size.extract::<Bytes>())
-            .transpose()?;
+        size("local_buffer_size")?;
         Ok(Self {
             local_hostname: must("local_hostname")?,
             metadata_server: must("metadata_server")?,
-            capacity: capacity
-                .transpose()?
-                .map_or(DEFAULT_CAPACITY, |size| size.0),
+            capacity: capacity.unwrap_or(DEFAULT_CAPACITY),
             protocol: text("protocol")?.unwrap_or_else(|| "tcp".to_owned()),
             master: master.unwrap_or_else(|| DEFAULT_MASTER.to_owned()),
             offload: flag("enable_ssd_offload")?,
@@ -181,6 +220,13 @@ impl Arguments {
                 self.master
             )));
         }
+        check_address(&self.master)?;
+        if (1..LEAST_CAPACITY).contains(&self.capacity) {
+            return Err(Refused::Setting(format!(
+                "global_segment_size is {}: at least {LEAST_CAPACITY} bytes can be lent, or 0",
+                self.capacity
+            )));
+        }
         if u16::try_from(self.http_port).is_err() {
             return Err(Refused::Setting(format!(
                 "client_http_port is {}: a port from 0 to 65535 is needed",
@@ -199,17 +245,16 @@ impl Arguments {
             Some(settings) => settings.clone(),
             None => member::settings(host)?,
         };
-        let tenant = Tenant::new(&self.tenant)
+        let tenant = match self.tenant.as_str() {
+            "" => DEFAULT_TENANT,
+            tenant => tenant,
+        };
+        let tenant = Tenant::new(tenant)
             .map_err(|error| Refused::Setting(format!("tenant_id {:?}: {error}", self.tenant)))?;
         let has_port = host
             .rsplit_once(':')
             .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let name = host.to_owned();
-        let capacity = if self.capacity < LEAST_CAPACITY {
-            0
-        } else {
-            self.capacity
-        };
         let default = StoreSettings::client(self.master.clone(), engine);
         Ok(StoreSettings {
             name: if has_port {
@@ -218,16 +263,31 @@ impl Arguments {
                 MemberName::AtPort(name)
             },
             tenant,
-            capacity,
+            capacity: self.capacity,
             timeouts: Timeouts {
                 connect: CALL_WITHIN,
                 call: CALL_WITHIN,
                 ..default.timeouts
             },
-            ready_within: default.ready_within + Duration::from_secs(capacity / TOUCHED_PER_SECOND),
+            ready_within: default.ready_within
+                + Duration::from_secs(self.capacity / TOUCHED_PER_SECOND),
             ..default
         })
     }
+}
+
+/// Refuses what can't be the address of a master, before anybody waits for it.
+fn check_address(address: &str) -> Result<(), Refused> {
+    let parts = address.rsplit_once(':');
+    let good = parts.is_some_and(|(host, port)| {
+        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    if good {
+        return Ok(());
+    }
+    Err(Refused::Setting(format!(
+        "master_server_addr is {address:?}: host:port of the master is needed, with a port from 1 to 65535"
+    )))
 }
 
 /// As [`Arguments::settings`], on a thread of its own: looking names up may take as long as name servers like.
