@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 
+import numpy
 import pytest
 
 pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
@@ -35,8 +36,7 @@ def test_a_buffer_is_registered_and_comes_back(store, key, rng):
         lease.buffer[:] = data
         name = key()
         assert store.put_from(name, lease.ptr, len(data)) == 0
-        address, view = lease.ptr, lease.buffer
-    assert bytes(view) == data, "a view keeps the memory"
+        address = lease.ptr
     with pytest.raises(RuntimeError, match="lease is closed"):
         _ = lease.ptr
     with pytest.raises(RuntimeError, match="lease is closed"):
@@ -52,6 +52,64 @@ def test_a_buffer_is_registered_and_comes_back(store, key, rng):
     with pytest.raises(RuntimeError, match="closed"):
         pool.acquire(10)
     assert store.register_buffer(address, 10) == 0 == store.unregister_buffer(address)
+
+
+def test_a_lease_is_not_released_while_there_are_views_of_its_bytes(store):
+    pool = BufferPool(store, max_regions=1, block_on_exhaustion=False)
+    lease = pool.acquire(100)
+    for view in (lambda: lease.buffer, lambda: lease.buffer[2:5], lambda: numpy.frombuffer(lease.buffer, "B")):
+        held = view()
+        with pytest.raises(RuntimeError, match="cannot release buffer while exported views exist"):
+            lease.release()
+        held[0] = 7
+        assert lease.buffer[0:3].tobytes().count(7) == 1, "the lease is as it was"
+        lease.buffer[:3] = bytes(3)
+        del held
+    lease.release()
+    with pool.acquire(100):
+        pass
+    lease = pool.acquire(100)
+    view = lease.buffer
+    del lease
+    gc.collect()
+    with pytest.raises(RuntimeError, match="all buffers are lent"):
+        pool.acquire(100)
+    del view
+    with pool.acquire(100):
+        pass
+    pool.close()
+
+
+def test_a_pool_is_its_process_s_and_a_child_s_writes_are_its_own(cluster):
+    code = """
+    import os, sys
+    from layercake.errors import ForkError
+    from mooncake.store import BufferPool, MooncakeDistributedStore
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+    pool = BufferPool(store)
+    lease = pool.acquire(100)
+    view = lease.buffer
+    view[:4] = b"mine"
+    child = os.fork()
+    if child == 0:
+        view[:4] = b"your"
+        calls = (lambda: pool.acquire(10), lambda: pool.prewarm(10, 1), pool.close, lambda: lease.ptr, lambda: lease.buffer, lease.release)
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except ForkError:
+                refused += 1
+        del view, lease, pool
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+    assert bytes(view[:4]) == b"mine"
+    del view
+    lease.release()
+    pool.close()
+    """
+    check_child(code, cluster.master)
 
 
 def test_a_full_pool_waits_or_says_so(store):
@@ -95,6 +153,9 @@ def test_pools_are_made_beforehand_and_refused(store):
         BufferPool(MooncakeDistributedStore())
     with pytest.raises(RuntimeError, match="MooncakeDistributedStore is needed"):
         BufferPool(5)
+    for alignment in (0, 3):
+        with pytest.raises(RuntimeError, match="alignment"):
+            BufferPool(store, alignment=alignment)
     for size in (-1, "x", True, 1.5, 1 << 64):
         with pytest.raises(TypeError):
             pool.acquire(size)
@@ -269,9 +330,9 @@ def test_a_lease_may_come_back_while_free_buffers_go():
         pool.acquire(4 * MIB)
     store.then = lambda: None
     with pool.acquire(4 * MIB) as lease:
-        view, address = lease.buffer, lease.ptr
-    view[:5] = b"stays"
-    del view, lease
+        address = lease.ptr
+        lease.buffer[:5] = b"stays"
+    del lease
     store.code = -600
     pool.close()
     # Transfers may still touch it, so that it is not unmapped.

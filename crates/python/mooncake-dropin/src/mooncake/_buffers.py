@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 import time
 import weakref
 from typing import Any
+
+from layercake.errors import ForkError
 
 
 class MooncakeHostMemAllocator:
@@ -36,7 +39,8 @@ class Block:
         if size == 0:
             raise RuntimeError("0 bytes can't be allocated: at least 1 is needed")
         try:
-            self._map = mmap.mmap(-1, size)
+            # Private: after a fork, what a child writes is its own.
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
             raise RuntimeError(f"{size} bytes can't be allocated: {error}") from error
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -44,6 +48,15 @@ class Block:
 
     def view(self, start: int, size: int) -> memoryview:
         return memoryview(self._map)[start : start + size]
+
+    def is_viewed(self) -> bool:
+        """Whether somebody has a view of it, or something that stands on one."""
+        try:
+            # A map is refused another size while it is exported, and this one it has already.
+            self._map.resize(self.size)
+        except BufferError:
+            return True
+        return False
 
 
 # Codes that say that a buffer is not registered: not any more, or its store was closed and knows no buffers.
@@ -83,10 +96,12 @@ class BufferLease:
     def __init__(self, pool: BufferPool, region: _Region, size: int):
         self._region = region
         self._size = size
+        self._pid = os.getpid()
         # Memory whose lease was forgotten goes back, too.
         self._back = weakref.finalize(self, pool._give_back, region)
 
     def _open(self) -> _Region:
+        _check_process(self._pid)
         if not self._back.alive:
             raise RuntimeError("buffer lease is closed")
         return self._region
@@ -103,11 +118,18 @@ class BufferLease:
 
     @property
     def buffer(self) -> memoryview:
-        """Its bytes, to read and to write. Not to be used any more once the lease is released."""
+        """Its bytes, to read and to write. The lease can't be released before all views of them."""
         return self._open().block.view(0, self._size)
 
     def release(self) -> None:
-        """Gives the buffer back. Repeating it is harmless."""
+        """Gives the buffer back. Repeating it is harmless.
+
+        Raises:
+            RuntimeError: There are views of its bytes, arrays on them included.
+        """
+        _check_process(self._pid)
+        if self._back.alive and self._region.block.is_viewed():
+            raise RuntimeError("cannot release buffer while exported views exist")
         self._back()
 
     def __enter__(self) -> BufferLease:
@@ -136,7 +158,7 @@ class BufferPool:
         max_bytes: Most bytes that the pool holds; 0: no limit.
         min_size_class: Smallest size that is taken from the system.
         max_size_class: Largest size that is lent; None: no limit but ``max_bytes``.
-        alignment: Addresses are aligned to pages, whatever this says.
+        alignment: A power of two. Addresses are aligned to pages, whatever it says.
         block_on_exhaustion: Whether :meth:`acquire` waits for a buffer to come back if all are lent.
         default_timeout: Seconds that it waits; None: for ever.
         max_regions: Most buffers that the pool holds.
@@ -160,8 +182,10 @@ class BufferPool:
             raise RuntimeError(f"store: a MooncakeDistributedStore is needed, not {type(store).__name__}")
         if store.health_check() == 1:
             raise RuntimeError("MooncakeDistributedStore is not initialized")
-        _size(alignment, "alignment")
+        if _size(alignment, "alignment").bit_count() != 1:
+            raise RuntimeError(f"alignment: a power of two is needed, not {alignment}")
         self._store = store
+        self._pid = os.getpid()
         self._max_bytes = _size(max_bytes, "max_bytes")
         self._least = max(_size(min_size_class, "min_size_class"), 1)
         self._most = None if max_size_class is None else max(_size(max_size_class, "max_size_class"), self._least)
@@ -171,6 +195,8 @@ class BufferPool:
         # Guards the rest. A lease that the collector finds may be given back in the middle of any line.
         self._changed = threading.Condition(threading.RLock())
         self._free: dict[int, list[_Region]] = {}
+        # Came back with views of them, and are not lent before those are gone.
+        self._viewed: list[_Region] = []
         self._bytes = self._regions = self._lent = 0
         self._closed = False
         if prewarm_size is not None:
@@ -182,6 +208,7 @@ class BufferPool:
         Raises:
             RuntimeError: It is larger than the pool may be, or all are lent, or the pool is closed.
         """
+        _check_process(self._pid)
         size = _size(size)
         wanted = self._class_of(size)
         wait = self._block if block is None else bool(block)
@@ -202,6 +229,7 @@ class BufferPool:
 
     def prewarm(self, size: int, count: int) -> None:
         """Makes ``count`` buffers of ``size`` bytes, so that lending them takes no time."""
+        _check_process(self._pid)
         wanted = self._class_of(_size(size))
         with self._changed:
             for _ in range(_size(count, "count") - len(self._free.get(wanted, []))):
@@ -216,6 +244,7 @@ class BufferPool:
         Raises:
             RuntimeError: Buffers are lent.
         """
+        _check_process(self._pid)
         with self._changed:
             if self._lent:
                 raise RuntimeError(f"cannot close buffer pool with active leases: {self._lent} are lent")
@@ -234,6 +263,7 @@ class BufferPool:
     def _take(self, size: int) -> _Region | None:
         if self._closed:
             raise RuntimeError("the buffer pool is closed")
+        self._sort_viewed()
         free = self._free.get(size)
         return free.pop() if free else self._make(size)
 
@@ -252,10 +282,19 @@ class BufferPool:
         too_many = self._max_regions is not None and self._regions >= self._max_regions
         return too_many or bool(self._max_bytes and self._bytes + size > self._max_bytes)
 
+    def _sort_viewed(self) -> None:
+        viewed, self._viewed = self._viewed, []
+        for region in viewed:
+            if region.block.is_viewed():
+                self._viewed.append(region)
+            else:
+                self._free.setdefault(region.block.size, []).append(region)
+
     def _drop_free(self) -> None:
         # A lease may come back in between, and then it stays.
         free, self._free = self._free, {}
-        for region in (region for regions in free.values() for region in regions):
+        viewed, self._viewed = (self._viewed, []) if self._closed else ([], self._viewed)
+        for region in (*viewed, *(region for regions in free.values() for region in regions)):
             code = self._store.unregister_buffer(region.block.address)
             if code != 0 and self._store.health_check() != _CLOSED:
                 # Transfers may still touch it: it is neither lent nor freed.
@@ -264,14 +303,23 @@ class BufferPool:
             self._regions -= 1
 
     def _give_back(self, region: _Region) -> None:
+        if self._pid != os.getpid():
+            return
         with self._changed:
             self._lent -= 1
-            self._free.setdefault(region.block.size, []).append(region)
+            self._viewed.append(region)
+            self._sort_viewed()
             self._changed.notify_all()
 
     def __del__(self) -> None:
-        if getattr(self, "_free", None):
+        if getattr(self, "_pid", None) == os.getpid() and hasattr(self, "_viewed"):
+            self._closed = True
             self._drop_free()
+
+
+def _check_process(pid: int) -> None:
+    if pid != os.getpid():
+        raise ForkError("the buffer pool was made before a fork, and is its parent's: make one in this process")
 
 
 def _seconds(timeout: Any) -> float | None:
