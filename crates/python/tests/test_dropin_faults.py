@@ -89,7 +89,7 @@ while store.put("large", bytes(4 * MIB)) == -200:
     time.sleep(0.02)
 assert 0 in store.batch_is_exist(keys)
 """
-    check(code, master)
+    check(code, master, LAYERCAKE_LOG="error")
 
 
 def test_copies_and_moves(master):
@@ -135,7 +135,7 @@ assert stores[0].batch_replica_clear(["task", "none"], third) == ["task"]
 assert holders() == [second] and stores[0].get("task") == value
 assert stores[0].remove("task", True) == 0
 """
-    check(code, master)
+    check(code, master, LAYERCAKE_LOG="error")
 
 
 def test_many_replicas_are_dropped_in_one_call(master):

@@ -10,6 +10,7 @@ use layercake_protocol::error::Refusal;
 use layercake_store::StoreError;
 
 use super::buffers::Unresolved;
+use super::reasons;
 use crate::memory::Unusable;
 
 /// What was tried.
@@ -37,7 +38,7 @@ impl Call {
     }
 }
 
-/// The code for an error.
+/// The code for an error, whose text is left as the reason.
 pub(crate) fn of(error: &StoreError, call: Call) -> i64 {
     let code = match error {
         StoreError::Refused(refusal) => of_refusal(refusal, call),
@@ -59,7 +60,7 @@ pub(crate) fn of(error: &StoreError, call: Call) -> i64 {
         StoreError::FingerprintMismatch { .. } => ResultCode::NOT_FOUND,
         _ => ResultCode::INVALID_ARGUMENT,
     };
-    code.as_result()
+    reasons::because(code.as_result(), error)
 }
 
 fn of_refusal(refusal: &Refusal, call: Call) -> ResultCode {
@@ -93,7 +94,34 @@ pub(crate) fn of_memory(error: &Unresolved, call: Call) -> i64 {
         Unresolved::Unusable(Unusable::NotMapped { .. }) => call.transfer_failed(),
         _ => ResultCode::INVALID_ARGUMENT,
     };
-    code.as_result()
+    reasons::because(code.as_result(), error)
+}
+
+/// The code for lists that are not as long as that of the keys.
+pub(crate) fn lists_differ(keys: usize, lists: &[usize]) -> i64 {
+    let lens: Vec<String> = lists.iter().map(usize::to_string).collect();
+    reasons::invalid(format_args!(
+        "{keys} keys need lists of as many entries, not of {}",
+        lens.join(", ")
+    ))
+}
+
+/// Refuses the lists of one key if they differ in length.
+pub(crate) fn check_row(lens: &[usize]) -> Result<(), i64> {
+    let Some(odd) = lens.iter().find(|len| **len != lens[0]) else {
+        return Ok(());
+    };
+    Err(reasons::invalid(format_args!(
+        "the lists of one key differ in length: {} and {odd} entries",
+        lens[0]
+    )))
+}
+
+/// The code for a range that is not inside its object.
+pub(crate) fn beyond(offset: u64, len: u64, size: u64) -> i64 {
+    reasons::invalid(format_args!(
+        "{len} bytes from {offset} on reach beyond the end of an object of {size} bytes"
+    ))
 }
 
 /// A byte count as a result.

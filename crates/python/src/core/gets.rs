@@ -10,6 +10,8 @@ use parking_lot::RwLock;
 
 use super::StoreCore;
 use super::code::{self, ABSENT, Call, INVALID};
+use super::puts::NO_SESSION;
+use super::reasons::invalid;
 use crate::args::{Keys, Names, Ragged};
 use crate::memory::Use;
 
@@ -80,7 +82,7 @@ impl StoreCore {
     ) -> Vec<i64> {
         let rows = [addrs.len(), lens.len(), offsets.len()];
         if rows.iter().any(|rows| *rows != keys.len()) {
-            return vec![INVALID; keys.len()];
+            return vec![code::lists_differ(keys.len(), &rows); keys.len()];
         }
         let mut codes = vec![INVALID; keys.len()];
         let sessions = self.gets.of(keys);
@@ -88,6 +90,7 @@ impl StoreCore {
         let mut reads = Vec::with_capacity(keys.len());
         for (index, session) in sessions.iter().enumerate() {
             let Some(session) = session else {
+                invalid(NO_SESSION);
                 continue;
             };
             let row = (addrs.row(index), lens.row(index), offsets.row(index));

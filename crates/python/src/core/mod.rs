@@ -42,6 +42,7 @@ mod failures;
 mod gets;
 mod lookup;
 mod puts;
+pub(crate) mod reasons;
 mod settings;
 mod store;
 mod tasks;

@@ -25,11 +25,15 @@ use parking_lot::RwLock;
 use super::StoreCore;
 use super::code::{self, Call, INVALID};
 use super::failures::{Failures, Verdict};
+use super::reasons::{because, invalid};
 use crate::args::{Keys, Names, Ragged};
 use crate::memory::{Room, Use};
 
 /// Zeros that are written at a time.
 const ZEROS: u64 = 1 << 20;
+
+/// Why a key is refused.
+pub(super) const NO_SESSION: &str = "this client has no session on the key: start one first";
 
 /// How long an end waits for range calls under way. A transfer has 30 s.
 const SETTLE: Duration = Duration::from_mins(1);
@@ -87,24 +91,46 @@ impl StoreCore {
     ) -> Vec<i64> {
         let groups_fit = groups.is_empty() || groups.len() == keys.len();
         if sizes.len() != keys.len() || !groups_fit || config.replicas == 0 {
-            return vec![INVALID; keys.len()];
+            let code = invalid(format_args!(
+                "{} keys need as many sizes, not {}, and at least one replica, not {}",
+                keys.len(),
+                sizes.len(),
+                config.replicas
+            ));
+            return vec![code; keys.len()];
         }
         let mut answers = Answers::new(keys.len());
         let mut entries = Vec::with_capacity(keys.len());
         {
             let table = self.puts.0.read();
             for (index, (key, &size)) in keys.iter().zip(sizes).enumerate() {
-                if let Ok(key) = key
-                    && size > 0
-                    && !table.contains_key(key)
-                {
-                    answers.indices.push(index);
-                    entries.push(PutStart {
-                        group: groups.get(index).cloned().flatten(),
-                        prefix_index: u32::try_from(index).ok(),
-                        ..PutStart::new(key.clone(), size)
-                    });
-                }
+                let key = match key {
+                    Ok(key) if is_size(size) && !table.contains_key(key) => key,
+                    Ok(_) if i64::try_from(size).is_err() => {
+                        let code = ResultCode::NO_SPACE.as_result();
+                        let reason = format_args!("no segment has room for {size} bytes");
+                        answers.codes[index] = because(code, reason);
+                        continue;
+                    }
+                    Ok(_) if size == 0 => {
+                        invalid("an object of 0 bytes: at least 1 is needed");
+                        continue;
+                    }
+                    Ok(_) => {
+                        invalid("this client has a session on the key: end or revoke it first");
+                        continue;
+                    }
+                    Err(error) => {
+                        invalid(error);
+                        continue;
+                    }
+                };
+                answers.indices.push(index);
+                entries.push(PutStart {
+                    group: groups.get(index).cloned().flatten(),
+                    prefix_index: u32::try_from(index).ok(),
+                    ..PutStart::new(key.clone(), size)
+                });
             }
         }
         let started = self
@@ -132,19 +158,21 @@ impl StoreCore {
     ) -> Vec<i64> {
         let rows = [addrs.len(), lens.len(), offsets.len()];
         if rows.iter().any(|rows| *rows != keys.len()) {
-            return vec![INVALID; keys.len()];
+            return vec![code::lists_differ(keys.len(), &rows); keys.len()];
         }
         let mut answers = Answers::new(keys.len());
         // Local memory is looked at, which may take long, before the table is held.
         let mut wanted = Vec::with_capacity(keys.len());
         for (index, open) in self.puts.of(keys).into_iter().enumerate() {
             let Some((size, failures)) = open else {
+                invalid(NO_SESSION);
                 continue;
             };
             let row = (addrs.row(index), lens.row(index), offsets.row(index));
             match self.ranges(size, row, Use::Read) {
                 Ok(_) if row.1.is_empty() => {
-                    answers.codes[index] = ResultCode::NO_RANGES.as_result();
+                    let code = ResultCode::NO_RANGES.as_result();
+                    answers.codes[index] = because(code, "no ranges are given");
                 }
                 Ok(ranges) if ranges.is_empty() => answers.codes[index] = 0,
                 Ok(ranges) => wanted.push((index, failures, ranges)),
@@ -181,7 +209,7 @@ impl StoreCore {
         answers.fill(written, |written| match written {
             Ok(bytes) => code::count(bytes),
             // As for any key that has no session here.
-            Err(error) if is_lost(&error) => INVALID,
+            Err(error) if is_lost(&error) => invalid(error),
             Err(error) => code::of(&error, Call::Session),
         })
     }
@@ -193,14 +221,12 @@ impl StoreCore {
         (addrs, lens, offsets): (&[u64], &[u64], &[u64]),
         of: Use,
     ) -> Result<Vec<Range>, i64> {
-        if addrs.len() != lens.len() || lens.len() != offsets.len() {
-            return Err(INVALID);
-        }
+        code::check_row(&[addrs.len(), lens.len(), offsets.len()])?;
         let mut resolver = self.engine().resolver();
         let mut ranges = Vec::with_capacity(lens.len());
         for ((&addr, &len), &offset) in addrs.iter().zip(lens).zip(offsets) {
             if offset.checked_add(len).is_none_or(|end| end > size) {
-                return Err(INVALID);
+                return Err(code::beyond(offset, len, size));
             }
             if len > 0 {
                 let local = resolver.any(addr, len, of);
@@ -265,6 +291,8 @@ impl StoreCore {
             if let Some(put) = table.remove(key) {
                 answers.indices.push(index);
                 puts.push(put);
+            } else {
+                invalid(NO_SESSION);
             }
         }
         (answers, puts)
@@ -345,6 +373,11 @@ impl StoreCore {
         }
         answers
     }
+}
+
+/// Whether an object may have this size, for all that is known here.
+fn is_size(size: u64) -> bool {
+    size > 0 && i64::try_from(size).is_ok()
 }
 
 /// Bytes of the longest gap.

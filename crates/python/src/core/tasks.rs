@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use super::StoreCore;
-use super::code::{self, Call, INVALID};
+use super::code::{self, Call};
+use super::reasons::invalid;
 
 /// Tasks that are remembered.
 const KEPT: usize = 4096;
@@ -126,10 +127,16 @@ impl StoreCore {
             Job::Move { source, target } => {
                 let at_source =
                     |segment: &layercake_protocol::replica::Segment| segment.name == *source;
-                is_there(target) && detail.segments.iter().any(at_source)
+                source != target && is_there(target) && detail.segments.iter().any(at_source)
             }
         };
-        if good { Ok(()) } else { Err(INVALID) }
+        if good {
+            Ok(())
+        } else {
+            Err(invalid(format_args!(
+                "{job:?} names a segment that is not there, or has no replica, or nothing to do"
+            )))
+        }
     }
 
     /// How a task stands, if it is known.

@@ -17,6 +17,7 @@ use layercake_transport::LocalSlice;
 
 use super::StoreCore;
 use super::code::{self, ABSENT, Call, INVALID};
+use super::reasons::{because, invalid};
 use crate::args::Keys;
 use crate::memory::Use;
 
@@ -42,9 +43,7 @@ impl StoreCore {
         of: Use,
         call: Call,
     ) -> Result<Vec<LocalSlice>, i64> {
-        if addrs.len() != lens.len() {
-            return Err(INVALID);
-        }
+        code::check_row(&[addrs.len(), lens.len()])?;
         let mut resolver = self.engine().resolver();
         let pieces = addrs.iter().zip(lens).filter(|(_, len)| **len > 0);
         pieces
@@ -64,7 +63,7 @@ impl StoreCore {
         replace: bool,
     ) -> Vec<i64> {
         if config.replicas == 0 {
-            return vec![INVALID; items.len()];
+            return vec![invalid("0 replicas: at least 1 is needed"); items.len()];
         }
         let mut answers = vec![INVALID; items.len()];
         let mut left: Vec<Placed> = Vec::with_capacity(items.len());
@@ -127,11 +126,18 @@ impl StoreCore {
             let room = lens
                 .iter()
                 .fold(0, |room: u64, len| room.saturating_add(*len));
-            if room < size || addrs.len() != lens.len() {
-                return Err(INVALID);
+            code::check_row(&[addrs.len(), lens.len()])?;
+            if room < size {
+                return Err(invalid(format_args!(
+                    "an object of {size} bytes does not fit into buffers of {room} bytes"
+                )));
             }
             if room > size && !roomy {
-                return Err(Call::Session.transfer_failed().as_result());
+                let code = Call::Session.transfer_failed().as_result();
+                return Err(because(
+                    code,
+                    format_args!("buffers of {room} bytes are larger than the object of {size}"),
+                ));
             }
             self.filled(addrs, lens, size)
         });

@@ -1,13 +1,16 @@
 //! Whole objects from and to memory by address, in batches.
 
+use layercake_protocol::key::{KeyError, ObjectKey};
 use layercake_store::PutRequest;
 use pyo3::prelude::*;
 
 use super::PyMooncakeStore;
 use super::config::{Plan, PyConfig};
+use super::report::Entries as _;
 use crate::args::{Flag, Ints, Keys, Ragged};
 use crate::core::StoreCore;
-use crate::core::code::{Call, INVALID};
+use crate::core::code::{self, Call};
+use crate::core::reasons::invalid;
 use crate::core::whole::PutItem;
 use crate::memory::Use;
 
@@ -34,20 +37,25 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Whether there is one row for each of so many keys, of addresses and of lengths.
-    fn fit(self, keys: usize) -> bool {
-        match self {
-            Self::One(..) => keys == 1,
-            Self::Flat(addrs, lens) => addrs.len() == keys && lens.len() == keys,
-            Self::Ragged(addrs, lens) => addrs.len() == keys && lens.len() == keys,
+    /// Refuses if there is not one row for each of so many keys, of addresses and of lengths.
+    fn check(self, keys: usize) -> Result<(), i64> {
+        let lens = match self {
+            Self::One(..) => [1, 1],
+            Self::Flat(addrs, lens) => [addrs.len(), lens.len()],
+            Self::Ragged(addrs, lens) => [addrs.len(), lens.len()],
+        };
+        if lens == [keys; 2] {
+            Ok(())
+        } else {
+            Err(code::lists_differ(keys, &lens))
         }
     }
 
-    /// Whether each row has as many addresses as lengths.
-    fn align(self, keys: usize) -> bool {
-        (0..keys).all(|index| {
+    /// Refuses if a row has not as many addresses as lengths.
+    fn align(self, keys: usize) -> Result<(), i64> {
+        (0..keys).try_for_each(|index| {
             let (addrs, lens) = self.row(index);
-            addrs.len() == lens.len()
+            code::check_row(&[addrs.len(), lens.len()])
         })
     }
 }
@@ -56,30 +64,34 @@ impl<'a> Rows<'a> {
 pub(super) fn put_rows(
     store: &PyMooncakeStore,
     py: Python<'_>,
+    name: &'static str,
     keys: &Keys,
     rows: Rows<'_>,
     config: Option<&Bound<'_, PyConfig>>,
     replace: bool,
 ) -> PyResult<Vec<i64>> {
-    let plan = match Plan::new(config, keys.len()) {
-        Ok(plan) if rows.fit(keys.len()) && rows.align(keys.len()) => plan,
-        _ => return Ok(vec![INVALID; keys.len()]),
+    let plan = rows.check(keys.len()).and_then(|()| {
+        rows.align(keys.len())?;
+        Plan::new(config, keys.len())
+    });
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(code) => return Ok(keys.refused(name, code)),
     };
-    store.codes(py, keys.len(), |core| {
+    store.codes(py, name, keys, |core| {
         let items = keys.iter().enumerate();
-        let items =
-            items.map(|(index, key)| item(core, key.ok(), rows.row(index), plan.group(index)));
+        let items = items.map(|(index, key)| item(core, key, rows.row(index), plan.group(index)));
         core.put(items.collect(), &plan.config, replace)
     })
 }
 
 fn item(
     core: &StoreCore,
-    key: Option<&layercake_protocol::key::ObjectKey>,
+    key: Result<&ObjectKey, &KeyError>,
     (addrs, lens): (&[u64], &[u64]),
     group: Option<String>,
 ) -> PutItem {
-    let key = key.ok_or(INVALID)?;
+    let key = key.map_err(invalid)?;
     let pieces = core.pieces(addrs, lens, Use::Read, Call::WholeWrite)?;
     Ok(PutRequest {
         group,
@@ -102,6 +114,7 @@ impl PyMooncakeStore {
         put_rows(
             self,
             py,
+            "batch_put_from",
             &keys,
             Rows::Flat(&buffer_ptrs.0, &sizes.0),
             config,
@@ -122,6 +135,7 @@ impl PyMooncakeStore {
         put_rows(
             self,
             py,
+            "batch_upsert_from",
             &keys,
             Rows::Flat(&buffer_ptrs.0, &sizes.0),
             config,
@@ -129,7 +143,7 @@ impl PyMooncakeStore {
         )
     }
 
-    /// Stores objects, each of the bytes of several buffers in order: one code for each key.
+    /// Stores objects, each of the bytes of several buffers in order, as ``config`` says: one code for each key.
     #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config = None))]
     fn batch_put_from_multi_buffers(
         &self,
@@ -142,6 +156,7 @@ impl PyMooncakeStore {
         put_rows(
             self,
             py,
+            "batch_put_from_multi_buffers",
             &keys,
             Rows::Ragged(&all_buffer_ptrs, &all_sizes),
             config,
@@ -157,11 +172,12 @@ impl PyMooncakeStore {
         buffer_ptrs: Ints,
         sizes: Ints,
     ) -> PyResult<Vec<i64>> {
+        const NAME: &str = "batch_get_into";
         let rows = Rows::Flat(&buffer_ptrs.0, &sizes.0);
-        if !rows.fit(keys.len()) {
-            return Ok(vec![INVALID; keys.len()]);
+        if let Err(code) = rows.check(keys.len()) {
+            return Ok(keys.refused(NAME, code));
         }
-        self.codes(py, keys.len(), |core| {
+        self.codes(py, NAME, &keys, |core| {
             core.get_into_rows(&keys, |index| rows.row(index), true)
         })
     }
@@ -176,13 +192,14 @@ impl PyMooncakeStore {
         all_sizes: Ragged,
         prefer_alloc_in_same_node: Flag,
     ) -> PyResult<Vec<i64>> {
+        const NAME: &str = "batch_get_into_multi_buffers";
         // Nothing is allocated to read: bytes go where they belong.
         let _ = prefer_alloc_in_same_node;
         let rows = Rows::Ragged(&all_buffer_ptrs, &all_sizes);
-        if !rows.fit(keys.len()) {
-            return Ok(vec![INVALID; keys.len()]);
+        if let Err(code) = rows.check(keys.len()) {
+            return Ok(keys.refused(NAME, code));
         }
-        self.codes(py, keys.len(), |core| {
+        self.codes(py, NAME, &keys, |core| {
             core.get_into_rows(&keys, |index| rows.row(index), false)
         })
     }

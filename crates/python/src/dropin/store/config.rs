@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::args::{Flag, Int};
-use crate::core::code::INVALID;
+use crate::core::reasons::invalid;
 
 /// The native half of `ReplicateConfig`.
 #[pyclass(frozen, subclass, name = "ReplicateConfig", module = "mooncake.store")]
@@ -55,6 +55,47 @@ impl Default for Fields {
     }
 }
 
+/// Beyond this many milliseconds a life of a soft pin is a slip.
+const LONGEST_TTL: u64 = i64::MAX.unsigned_abs();
+
+impl Fields {
+    /// Why they can't be those of a put of so many keys.
+    fn refused(&self, keys: usize) -> Option<String> {
+        // Replicas on drives of other hosts and in file systems: there are none here.
+        for (name, count) in [
+            ("nof_replica_num", self.nof_replica_num),
+            ("dfs_replica_num", self.dfs_replica_num),
+        ] {
+            if count > 0 {
+                return Some(format!(
+                    "{name} is {count}: only replicas in memory are supported, set it to 0"
+                ));
+            }
+        }
+        if self.replica_num == 0 {
+            return Some("replica_num is 0: at least 1 is needed".to_owned());
+        }
+        match &self.group_ids {
+            Some(ids) if ids.len() != keys => {
+                return Some(format!(
+                    "group_ids has {} entries: {keys} keys need one each",
+                    ids.len()
+                ));
+            }
+            _ => {}
+        }
+        match self.soft_pin_ttl_ms {
+            Some(_) if self.soft_pin_action != ENABLE => {
+                Some("soft_pin_ttl_ms is set: soft_pin_action has to be ENABLE with it".to_owned())
+            }
+            Some(ttl) if ttl > LONGEST_TTL => Some(format!(
+                "soft_pin_ttl_ms is {ttl}: at most {LONGEST_TTL} is accepted"
+            )),
+            _ => None,
+        }
+    }
+}
+
 /// Values of `SoftPinAction`.
 const PRESERVE: u64 = 0;
 const ENABLE: u64 = 1;
@@ -71,18 +112,11 @@ impl Plan {
     /// The plan for a put of so many keys, or the code that all of them are answered with.
     pub(super) fn new(config: Option<&Bound<'_, PyConfig>>, keys: usize) -> Result<Self, i64> {
         let fields = config.map_or_else(Fields::default, |config| config.get().0.lock().clone());
-        let groups_fit = fields
-            .group_ids
-            .as_ref()
-            .is_none_or(|ids| ids.len() == keys);
+        if let Some(reason) = fields.refused(keys) {
+            return Err(invalid(format_args!("config: {reason}")));
+        }
         let groups = fields.group_ids.unwrap_or_default();
         let soft_pin = fields.soft_pin_action == ENABLE;
-        let life_of_nothing = fields.soft_pin_ttl_ms.is_some() && !soft_pin;
-        // Replicas on drives of other hosts and in file systems: there are none here.
-        let elsewhere = fields.nof_replica_num > 0 || fields.dfs_replica_num > 0;
-        if fields.replica_num == 0 || !groups_fit || elsewhere || life_of_nothing {
-            return Err(INVALID);
-        }
         let first = Some(fields.preferred_segment).filter(|name| !name.is_empty());
         Ok(Self {
             config: ReplicateConfig {

@@ -14,6 +14,7 @@ mod config;
 mod lookup;
 mod objects;
 mod ranges;
+mod report;
 mod sessions;
 mod settings;
 mod tasks;
@@ -27,15 +28,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use self::config::PyConfig;
+use self::report::Entries;
 use self::settings::Arguments;
-use crate::args::{Flag, Int};
+use crate::args::{Flag, Int, OneKey};
 use crate::core::code::{self, INVALID};
+use crate::core::reasons::{self, invalid};
 use crate::core::{Health, StoreCore};
 use crate::memory::PyBufferHandle;
 use crate::runtime::{self, Owned};
 
 /// How long closing waits for what is in flight.
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
+
+/// Why calls of a store without a client are refused.
+const NOT_SET_UP: &str = "the store was not set up, or was closed";
 
 /// Adds what the module shows.
 pub(super) fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -84,26 +90,34 @@ impl PyMooncakeStore {
         }
     }
 
-    /// One code for each of `len` entries.
+    /// One code for each entry of the method `name`; failures are written down.
     fn codes(
         &self,
         py: Python<'_>,
-        len: usize,
+        name: &'static str,
+        entries: &(impl Entries + Sync),
         call: impl FnOnce(&StoreCore) -> Vec<i64> + Send,
     ) -> PyResult<Vec<i64>> {
-        match self.core()? {
-            Some(core) => Ok(py.detach(|| call(&core))),
-            None => Ok(vec![INVALID; len]),
-        }
+        let Some(core) = self.core()? else {
+            return Ok(entries.refused(name, invalid(NOT_SET_UP)));
+        };
+        Ok(py.detach(|| {
+            let codes = call(&core);
+            report::tell(name, &codes, |index| entries.name(index));
+            codes
+        }))
     }
 
     /// The code of the only entry.
     fn code(
         &self,
         py: Python<'_>,
+        name: &'static str,
+        key: &OneKey,
         call: impl FnOnce(&StoreCore) -> Vec<i64> + Send,
     ) -> PyResult<i64> {
-        Ok(self.codes(py, 1, call)?.pop().unwrap_or(INVALID))
+        let mut codes = self.codes(py, name, &key.0, call)?;
+        Ok(codes.pop().unwrap_or(INVALID))
     }
 
     /// Takes the client out.
@@ -136,7 +150,10 @@ impl PyMooncakeStore {
             Ok(core) => core,
             Err(error) => {
                 tracing::error!(%error, "the store was not set up");
-                return Ok(code::of(&error, code::Call::Session));
+                let code = code::of(&error, code::Call::Session);
+                // Told already.
+                reasons::take();
+                return Ok(code);
             }
         };
         runtime::close_later(py, &core);

@@ -6,10 +6,12 @@
 use layercake_store::Range;
 use pyo3::prelude::*;
 
-use super::PyMooncakeStore;
+use super::report::tell;
+use super::{NOT_SET_UP, PyMooncakeStore};
 use crate::args::{Ints, Keys, Ragged};
 use crate::core::StoreCore;
-use crate::core::code::INVALID;
+use crate::core::code::{self, INVALID};
+use crate::core::reasons::invalid;
 
 /// Answers of one buffer: for each key those of its ranges.
 type Answers = Vec<Vec<i64>>;
@@ -52,6 +54,7 @@ impl Buffer {
     ) -> Vec<Result<Option<Range>, i64>> {
         let (dst, src, sizes) = (self.dst.row(key), self.src.row(key), self.sizes.row(key));
         if dst.len() != src.len() || src.len() != sizes.len() {
+            invalid("the lists of one key differ in length");
             return Vec::new();
         }
         let mut resolver = core.engine().resolver();
@@ -60,13 +63,14 @@ impl Buffer {
             .map(|((&dst, &src), &len)| {
                 let size = size?;
                 if src.checked_add(len).is_none_or(|end| end > size) {
-                    return Err(INVALID);
+                    return Err(code::beyond(src, len, size));
                 }
                 if len == 0 {
                     return Ok(None);
                 }
-                let start = self.start.checked_add(dst).ok_or(INVALID)?;
-                let local = resolver.registered(start, len).map_err(|_| INVALID)?;
+                // Beyond the last address no buffer is registered.
+                let start = self.start.saturating_add(dst);
+                let local = resolver.registered(start, len).map_err(invalid)?;
                 Ok(Some(Range { offset: src, local }))
             })
             .collect()
@@ -104,6 +108,9 @@ fn read(core: &StoreCore, buffers: &[Buffer]) -> Vec<Answers> {
                     }
                 }
             }
+        } else {
+            let rows = [buffer.dst.len(), buffer.src.len(), buffer.sizes.len()];
+            code::lists_differ(buffer.keys.len(), &rows);
         }
         first += buffer.keys.len();
         answers.push(refused);
@@ -116,6 +123,22 @@ fn read(core: &StoreCore, buffers: &[Buffer]) -> Vec<Answers> {
         answers[at][key][index] = code;
     }
     answers
+}
+
+/// Writes down what failed, range by range.
+fn tell_of(call: &'static str, buffers: &[Buffer], answers: &[Answers]) {
+    let mut codes = Vec::new();
+    let mut keys = Vec::new();
+    for (buffer, answers) in buffers.iter().zip(answers) {
+        for (key, ranges) in answers.iter().enumerate() {
+            keys.resize(keys.len() + ranges.len(), (&buffer.keys, key));
+            codes.extend_from_slice(ranges);
+        }
+    }
+    tell(call, &codes, |index| {
+        let (all, key) = keys[index];
+        all.name(key)
+    });
 }
 
 #[pymethods]
@@ -131,6 +154,7 @@ impl PyMooncakeStore {
         all_src_offsets: Vec<Ragged>,
         all_sizes: Vec<Ragged>,
     ) -> PyResult<Vec<Answers>> {
+        const NAME: &str = "get_into_ranges";
         let lens = [
             all_keys.len(),
             all_dst_offsets.len(),
@@ -138,7 +162,9 @@ impl PyMooncakeStore {
             all_sizes.len(),
         ];
         if lens.iter().any(|len| *len != buffer_ptrs.0.len()) {
-            return Ok(vec![vec![vec![INVALID]]; buffer_ptrs.0.len()]);
+            let code = code::lists_differ(buffer_ptrs.0.len(), &lens);
+            tell(NAME, &[code], |_| "all buffers".to_owned());
+            return Ok(vec![vec![vec![code]]; buffer_ptrs.0.len()]);
         }
         let lists = all_dst_offsets
             .into_iter()
@@ -154,9 +180,14 @@ impl PyMooncakeStore {
                 sizes,
             })
             .collect();
-        match self.core()? {
-            Some(core) => Ok(py.detach(|| read(&core, &buffers))),
-            None => Ok(buffers.iter().map(Buffer::refused).collect()),
-        }
+        let core = self.core()?;
+        let answers: Vec<Answers> = if let Some(core) = core {
+            py.detach(|| read(&core, &buffers))
+        } else {
+            invalid(NOT_SET_UP);
+            buffers.iter().map(Buffer::refused).collect()
+        };
+        tell_of(NAME, &buffers, &answers);
+        Ok(answers)
     }
 }

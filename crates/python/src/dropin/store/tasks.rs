@@ -5,9 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use layercake_protocol::code::ResultCode;
 use pyo3::prelude::*;
 
-use super::PyMooncakeStore;
+use super::report::tell;
+use super::{NOT_SET_UP, PyMooncakeStore};
 use crate::args::{Int, OneKey};
 use crate::core::code::INVALID;
+use crate::core::reasons::invalid;
 use crate::core::{Job, TaskId, TaskStatus};
 
 /// Two halves of a number that names a task; zeros: there is none.
@@ -17,14 +19,24 @@ type Id = (u64, u64);
 type State = (u32, u32, u64, u64, String);
 
 impl PyMooncakeStore {
-    fn begin(&self, py: Python<'_>, key: &OneKey, job: Job) -> PyResult<(Id, i64)> {
-        let (Some(core), [key]) = (self.core()?, key.0.good()) else {
-            return Ok(((0, 0), INVALID));
-        };
-        Ok(match py.detach(|| core.begin_task(key, job)) {
-            Ok(TaskId(high, low)) => ((high, low), 0),
-            Err(refusal) => ((0, 0), refusal),
-        })
+    fn begin(
+        &self,
+        py: Python<'_>,
+        name: &'static str,
+        key: &OneKey,
+        job: Job,
+    ) -> PyResult<(Id, i64)> {
+        let core = self.core()?;
+        let begun = py.detach(|| {
+            let core = core.ok_or_else(|| invalid(NOT_SET_UP))?;
+            let named = key.0.iter().next();
+            let named = named.ok_or(INVALID)?.map_err(invalid)?;
+            core.begin_task(named, job)
+        });
+        let answer = begun.err().unwrap_or(0);
+        tell(name, &[answer], |index| key.0.name(index));
+        let TaskId(high, low) = begun.unwrap_or(TaskId(0, 0));
+        Ok(((high, low), answer))
     }
 }
 
@@ -42,7 +54,7 @@ impl PyMooncakeStore {
         key: OneKey,
         targets: Vec<String>,
     ) -> PyResult<(Id, i64)> {
-        self.begin(py, &key, Job::Copy { targets })
+        self.begin(py, "create_copy_task", &key, Job::Copy { targets })
     }
 
     /// Begins to give an object a replica in the segment ``target`` instead of the one in ``source``. Gives the
@@ -54,7 +66,8 @@ impl PyMooncakeStore {
         source: String,
         target: String,
     ) -> PyResult<(Id, i64)> {
-        self.begin(py, &key, Job::Move { source, target })
+        let job = Job::Move { source, target };
+        self.begin(py, "create_move_task", &key, job)
     }
 
     /// How a task stands, or ``None`` and a code.

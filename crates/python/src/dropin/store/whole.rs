@@ -17,12 +17,21 @@ impl PyMooncakeStore {
     fn put_pieces(
         &self,
         py: Python<'_>,
+        name: &'static str,
         key: &OneKey,
         (addrs, lens): (&[u64], &[u64]),
         config: Option<&Bound<'_, PyConfig>>,
         replace: bool,
     ) -> PyResult<i64> {
-        let codes = put_rows(self, py, &key.0, Rows::One(addrs, lens), config, replace)?;
+        let codes = put_rows(
+            self,
+            py,
+            name,
+            &key.0,
+            Rows::One(addrs, lens),
+            config,
+            replace,
+        )?;
         Ok(codes.first().copied().unwrap_or(INVALID))
     }
 }
@@ -39,7 +48,8 @@ impl PyMooncakeStore {
         size: Int,
         config: Option<&Bound<'_, PyConfig>>,
     ) -> PyResult<i64> {
-        self.put_pieces(py, &key, (&[buffer_ptr.0], &[size.0]), config, false)
+        let piece: (&[u64], &[u64]) = (&[buffer_ptr.0], &[size.0]);
+        self.put_pieces(py, "put_from", &key, piece, config, false)
     }
 
     /// Stores ``size`` bytes at ``buffer_ptr``, and replaces what is there.
@@ -52,7 +62,8 @@ impl PyMooncakeStore {
         size: Int,
         config: Option<&Bound<'_, PyConfig>>,
     ) -> PyResult<i64> {
-        self.put_pieces(py, &key, (&[buffer_ptr.0], &[size.0]), config, true)
+        let piece: (&[u64], &[u64]) = (&[buffer_ptr.0], &[size.0]);
+        self.put_pieces(py, "upsert_from", &key, piece, config, true)
     }
 
     /// Stores metadata followed by data, as one object.
@@ -68,15 +79,16 @@ impl PyMooncakeStore {
         metadata_size: Int,
         config: Option<&Bound<'_, PyConfig>>,
     ) -> PyResult<i64> {
+        const NAME: &str = "put_from_with_metadata";
         let addrs = [metadata_buffer_ptr.0, buffer_ptr.0];
         let lens = [metadata_size.0, size.0];
-        self.put_pieces(py, &key, (&addrs, &lens), config, false)
+        self.put_pieces(py, NAME, &key, (&addrs, &lens), config, false)
     }
 
     /// Reads a whole object to ``buffer_ptr``, where ``size`` bytes are free. Gives its size.
     fn get_into(&self, py: Python<'_>, key: OneKey, buffer_ptr: Int, size: Int) -> PyResult<i64> {
         let (addrs, lens) = ([buffer_ptr.0], [size.0]);
-        self.code(py, |core| {
+        self.code(py, "get_into", &key, |core| {
             core.get_into_rows(&key.0, |_| (&addrs, &lens), true)
         })
     }
