@@ -381,7 +381,7 @@ def test_a_change_that_can_not_reach_its_file_says_so(strict):
 
 
 def test_evictions_and_missing_replicas_are_counted_under_the_names_that_dashboards_have():
-    with Master("--default_kv_lease_ttl=0") as master:
+    with Master("--default_kv_lease_ttl=1") as master:
         store = master.store(8 * MIB)
         config = ReplicateConfig()
         config.replica_num = 2
