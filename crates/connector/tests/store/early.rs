@@ -242,3 +242,55 @@ async fn nothing_is_published_in_a_step_that_loads() {
         rig.close().await;
     }
 }
+
+/// Waiting for a writer is no traffic that saves give way to: engines that load what the other still saves, or what they
+/// still save themselves, go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn engines_that_wait_for_each_other_s_saves_come_to_an_end() {
+    let cluster = Cluster::start().await;
+    for engines in [1, 2] {
+        let prompts = [hashes(10 * engines, 4), hashes(10 * engines + 1, 4)];
+        let mut rigs = Vec::new();
+        let mut saves = Vec::new();
+        for prompt in &prompts[..usize::from(engines)] {
+            let mut rig = Rig::new(&deployment(1), &cluster.client().await, &early());
+            assert_eq!(rig.admit("p", prompt).await, 0);
+            let (go, ready) = pending();
+            let events = [ready.clone(), ready.clone(), ready];
+            tokio::task::block_in_place(|| prefill(&mut rig, prompt, &events));
+            all_published(&rig, &cluster.client().await, prompt).await;
+            rigs.push(rig);
+            saves.push(go);
+        }
+        let table: Vec<BlockId> = (20..25).collect();
+        for (at, rig) in rigs.iter_mut().enumerate() {
+            // The other's, or its own.
+            let prompt = &prompts[(at + 1) % usize::from(engines)];
+            assert_eq!(rig.admit("d", prompt).await, 16);
+            let metadata = rig.plan(&[(("d", &table, 17, 16, 1), prompt)], &[]);
+            let worker = &mut rig.ranks[0].worker;
+            let begun = tokio::task::block_in_place(|| worker.start_load(&metadata, HostEvent::done()));
+            begun.expect("begins");
+        }
+        for rig in &rigs {
+            let worker = &rig.ranks[0].worker;
+            eventually("reads are open", || worker.open_sessions().1 > 0).await;
+        }
+        for go in saves {
+            go.set();
+        }
+        for (at, rig) in rigs.iter_mut().enumerate() {
+            let worker = &mut rig.ranks[0].worker;
+            for layer in 0..LAYERS {
+                let ready = tokio::task::block_in_place(|| worker.wait_for_layer(layer));
+                assert_eq!(ready.expect("in time").invalid_blocks, []);
+            }
+            worker.clear_metadata();
+            let prompt = &prompts[(at + 1) % usize::from(engines)];
+            assert_eq!(rig.right(&table[..4], prompt), [true; 4]);
+        }
+        for rig in rigs {
+            rig.close().await;
+        }
+    }
+}
