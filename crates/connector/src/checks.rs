@@ -57,9 +57,10 @@ pub struct Deployment {
     pub compatible_keys: bool,
     /// How the forward pass runs.
     pub execution: Execution,
-    /// The engine keeps every chunk's blocks until the request ends. False where layers share buffers:
+    /// The engine keeps every chunk's blocks until the request ends. False where it keeps them for a step only:
     /// then committed blocks are loaded again for every later chunk, no block is shared between
-    /// requests, and chunks end with whole blocks. Only a producer can do without.
+    /// requests, and chunks end with whole blocks. Only a producer can do without. Within a step every layer has
+    /// memory of its own: caches that layers share are refused when they are registered.
     pub retains_blocks: bool,
 }
 

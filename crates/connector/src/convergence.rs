@@ -102,7 +102,7 @@ impl Convergence {
         true
     }
 
-    /// Fails every row that has not arrived in all layers. How many that were.
+    /// Fails every row that has not arrived in all layers. How many blocks they have.
     pub fn abort(&mut self) -> usize {
         let open = |row: &Row| !row.failed && row.arrived.contains(&false);
         let open: Vec<usize> = (0..self.rows.len())
@@ -111,7 +111,7 @@ impl Convergence {
         for &row in &open {
             self.fail(row);
         }
-        open.len()
+        open.into_iter().map(|row| self.blocks(row).len()).sum()
     }
 
     /// Whether a layer waits for nothing, and what is void by now.
@@ -211,7 +211,7 @@ mod tests {
                 }
             }
             let open = (0..rows).filter(|row| !failed[*row] && arrived.iter().any(|layer| !layer[*row])).count();
-            prop_assert_eq!(step.abort(), open);
+            prop_assert_eq!(step.abort(), 2 * open, "two blocks each");
             prop_assert!(step.is_over());
             prop_assert_eq!(step.abort(), 0);
         }

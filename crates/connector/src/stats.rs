@@ -23,8 +23,10 @@ pub enum MissReason {
     Damaged,
     /// The master could not be asked.
     Master,
-    /// No answer in time.
+    /// No answer, or not arrived, in time.
     TimeOut,
+    /// The step was left, or the tasks ended, before the bytes had arrived.
+    Aborted,
     /// The load would have taken longer than computing.
     DoesNotPay,
     /// An earlier load of this request failed: it computes.
@@ -70,9 +72,9 @@ counters! {
     hit_blocks,
     /// Answers that came to a question nobody asks any more.
     late_answers,
-    /// Blocks loaded.
+    /// Blocks loaded. On the worker side every block that a step is to load is counted once here or in `failed_loads`.
     loaded_blocks,
-    /// Blocks whose load failed.
+    /// Blocks whose load failed; each has a reason among the misses of its worker.
     failed_loads,
     /// Objects that were damaged and are removed.
     removed_damaged,
@@ -120,7 +122,7 @@ impl Counter {
 
 impl MissReason {
     /// All reasons.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NeverStored,
         Self::Evicted,
         Self::InProgress,
@@ -130,6 +132,7 @@ impl MissReason {
         Self::Damaged,
         Self::Master,
         Self::TimeOut,
+        Self::Aborted,
         Self::DoesNotPay,
         Self::AfterFailure,
     ];
@@ -146,6 +149,7 @@ impl MissReason {
             Self::Damaged => "damaged",
             Self::Master => "master",
             Self::TimeOut => "time_out",
+            Self::Aborted => "aborted",
             Self::DoesNotPay => "does_not_pay",
             Self::AfterFailure => "after_failure",
         }
@@ -181,6 +185,6 @@ mod tests {
         for (count, reason) in (1..).zip(MissReason::ALL) {
             assert_eq!(stats.missed(reason), count, "{}", reason.name());
         }
-        assert_eq!(stats.lookups, 11);
+        assert_eq!(stats.lookups, 12);
     }
 }

@@ -125,7 +125,7 @@ impl StoreWorker {
         let job = LoadJob {
             caches: Arc::clone(caches),
             staging: self.staging.clone(),
-            receiving: Receiving(Arc::clone(&board)),
+            receiving: Receiving(Arc::clone(&board), Arc::clone(&self.shared.counters)),
             rows: loads.rows,
             ready,
             loading: self.shared.begin_loading(),

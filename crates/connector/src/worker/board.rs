@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::busy::Busy;
 use crate::contract::{BlockId, LayerReady};
 use crate::convergence::Convergence;
+use crate::stats::{Counters, MissReason};
 
 pub(crate) struct Board {
     state: Mutex<State>,
@@ -88,9 +89,18 @@ impl Board {
     }
 
     /// Nothing more is asked for: what has not arrived is void.
-    pub(crate) fn stop(&self) {
+    pub(crate) fn stop(&self, counters: &Counters, reason: MissReason) {
         self.run_free();
-        self.update(Convergence::abort);
+        self.abort(counters, reason);
+    }
+
+    /// What has not arrived is void, for this reason. Counted before anybody is woken.
+    pub(crate) fn abort(&self, counters: &Counters, reason: MissReason) {
+        self.update(|state| {
+            let blocks = state.abort() as u64;
+            counters.failed_loads.add(blocks);
+            counters.miss(reason, blocks);
+        });
     }
 
     /// What is void, now that all layers are there.
@@ -141,12 +151,15 @@ impl Drop for Flight {
     }
 }
 
-/// The receiving end of a board.
-pub(crate) struct Receiving(pub(crate) Arc<Board>);
+/// The receiving end of a board. When it goes, every block is counted as loaded or not.
+pub(crate) struct Receiving(pub(crate) Arc<Board>, pub(crate) Arc<Counters>);
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        self.0.update(Convergence::abort);
+        let Self(board, counters) = self;
+        board.abort(counters, MissReason::Aborted);
+        let loaded = board.look(Convergence::loaded_blocks);
+        counters.loaded_blocks.add(loaded as u64);
     }
 }
 
@@ -158,7 +171,8 @@ mod tests {
     #[test]
     fn a_receiver_that_dies_wakes_the_thread_with_the_failure_published() {
         let board = Arc::new(Board::new(vec![vec![1], vec![2, 3]], 4));
-        let receiving = Receiving(Arc::clone(&board));
+        let counters = Arc::new(Counters::default());
+        let receiving = Receiving(Arc::clone(&board), Arc::clone(&counters));
         let waiting = Arc::clone(&board);
         let thread = std::thread::spawn(move || waiting.wait(3, Duration::from_secs(20)));
         for layer in 0..3 {
@@ -171,6 +185,9 @@ mod tests {
         assert!(dies.join().is_err());
         let ready = thread.join().expect("no panic").expect("woken");
         assert_eq!(ready.invalid_blocks, [1, 2, 3]);
+        let stats = counters.snapshot();
+        assert_eq!((stats.loaded_blocks, stats.failed_loads), (0, 3));
+        assert_eq!(stats.missed(MissReason::Aborted), 3);
     }
 
     // contract: connector-13
@@ -191,7 +208,7 @@ mod tests {
         // The same for loads that are stopped.
         let board = Arc::new(Board::new(vec![vec![1], vec![2]], 2));
         let flight = board.take_off();
-        board.stop();
+        board.stop(&Counters::default(), MissReason::Aborted);
         assert_eq!(board.ready().expect("all void").invalid_blocks, [1, 2]);
         assert!(!board.wait_all(Duration::ZERO));
         drop(flight);

@@ -11,6 +11,7 @@ use layercake_protocol::layout::{
 use layercake_store::Range;
 use layercake_transport::LocalSlice;
 
+use crate::audit::Moved;
 use crate::contract::{BlockId, CacheRegistration, EntryCache, LayerCache};
 use crate::error::ConnectorError;
 
@@ -135,6 +136,17 @@ impl Caches {
         match part {
             Part::Layer(layer) => self.layer_len(layer),
             Part::Whole => self.object_len,
+        }
+    }
+
+    /// What a call moves that moves a part of so many objects.
+    pub(crate) fn moved(&self, part: Part, rows: usize) -> Moved {
+        let layer = part.layer().and_then(|layer| self.layers.get(layer));
+        Moved {
+            layer: part.layer(),
+            offset: layer.map_or(0, |layer| layer.start),
+            len: self.part_len(part),
+            rows,
         }
     }
 

@@ -18,6 +18,7 @@ mod busy;
 mod caches;
 mod commit;
 mod observer;
+mod overlap;
 mod queue;
 mod reads;
 mod receiver;
@@ -61,7 +62,7 @@ use crate::error::ConnectorError;
 use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
 use crate::plan;
-use crate::stats::ConnectorStats;
+use crate::stats::{ConnectorStats, MissReason};
 use crate::tracker::Tracker;
 
 /// Layers that may wait to be saved.
@@ -251,8 +252,16 @@ impl StoreWorker {
 
     /// Nothing more of the step is loaded: what has not arrived is void.
     fn stop_loads(&mut self) {
-        if let Some(board) = self.step.as_ref().and_then(|step| step.board.as_ref()) {
-            board.stop();
+        let Some(step) = &self.step else {
+            return;
+        };
+        if let Some(board) = &step.board {
+            let reason = if step.late {
+                MissReason::TimeOut
+            } else {
+                MissReason::Aborted
+            };
+            board.stop(&self.shared.counters, reason);
             self.cancel_void();
         }
     }
@@ -291,6 +300,7 @@ impl WorkerSide for StoreWorker {
                 detail: "a step is under way",
             });
         }
+        overlap::check(caches)?;
         let unit = self.shared.options.max_transfer_bytes;
         let caches = Arc::new(Caches::new(caches, &self.shared.layout, unit)?);
         let copies = self.shared.options.local_fanout != LocalFanout::Off;

@@ -30,7 +30,7 @@ use super::reads::{Call, Session};
 use super::remover::{self, Damaged};
 use super::shared::{Loading, Shared, reached};
 use super::staging::Staging;
-use crate::audit::Operation;
+use crate::audit::{Moved, Operation};
 use crate::batcher::CallReport;
 use crate::contract::Event;
 use crate::plan::LoadRow;
@@ -130,11 +130,6 @@ pub(super) async fn run(
         flights.leave();
         // None outlives the job, also where it was left.
         shared.open_gets.store(0, Ordering::Relaxed);
-        let loaded = job
-            .receiving
-            .0
-            .look(crate::convergence::Convergence::loaded_blocks);
-        shared.counters.loaded_blocks.add(loaded as u64);
         remover::leave(&remover, load.damaged.into_inner());
         drop(job.loading);
     }
@@ -156,6 +151,8 @@ impl Load<'_> {
         let patience = self.shared.options.layer_timeout;
         if !reached(&self.job.ready, patience).await {
             tracing::warn!("the engine's blocks were not free to be loaded into in time");
+            let board = &self.job.receiving.0;
+            board.abort(&self.shared.counters, MissReason::TimeOut);
             return;
         }
         if self.shared.options.layerwise {
@@ -407,7 +404,8 @@ impl Load<'_> {
         self.note_loaded(done.bytes);
         for (at, &row) in done.rows.iter().enumerate() {
             let error = done.results.get(at).and_then(Option::as_ref);
-            self.note(Operation::Read, row, done.part.layer(), error);
+            let moved = self.job.caches.moved(done.part, done.rows.len());
+            self.note(Operation::Read, row, Some(moved), error);
             match done.results.get(at) {
                 Some(None) => {}
                 Some(Some(error)) => self.failed(row, reason(error)),
@@ -432,12 +430,12 @@ impl Load<'_> {
         &self,
         operation: Operation,
         row: usize,
-        layer: Option<usize>,
+        moved: Option<Moved>,
         error: Option<&StoreError>,
     ) {
         let error = error.map(|error| error as &dyn std::fmt::Display);
         let key = &self.job.rows[row].key;
-        self.shared.audit.note(operation, key, layer, error);
+        self.shared.audit.note(operation, key, moved, error);
     }
 
     /// Before the layer is published, so that whoever waits for it sees it.

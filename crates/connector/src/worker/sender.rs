@@ -374,7 +374,8 @@ impl Sender {
             };
             let shown = error.map(|error| error as &dyn std::fmt::Display);
             let audit = &self.shared.audit;
-            audit.note(Operation::Write, key, part.layer(), shown);
+            let moved = step.caches.moved(part, rows.len());
+            audit.note(Operation::Write, key, Some(moved), shown);
             if let Some(error) = error {
                 tracing::debug!(%key, ?part, %error, "a block is not saved");
                 failed.push(row);
@@ -424,16 +425,16 @@ impl Sender {
             return;
         }
         // What can't be revoked now is in the background, after its transfers have ended.
-        for revoked in self.shared.store.revoke_puts(sessions).await {
-            if let Err(error) = revoked {
-                tracing::debug!(%error, "a put is left to be revoked later");
-            }
-        }
+        let mut revoked = self.shared.store.revoke_puts(sessions).await.into_iter();
         for row in rows {
             let key = &open.step.rows[row].key;
-            self.shared
-                .audit
-                .note(Operation::PutRevoke, key, None, None);
+            let error = revoked.next().and_then(Result::err);
+            if let Some(error) = &error {
+                tracing::debug!(%key, %error, "a put is left to be revoked later");
+            }
+            let error = error.as_ref().map(|error| error as &dyn std::fmt::Display);
+            let audit = &self.shared.audit;
+            audit.note(Operation::PutRevoke, key, None, error);
             self.shared.settle(key, PutOutcome::Lost);
         }
     }

@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) fingerprint: Option<Fingerprint>,
     /// Storing ranks, and this worker's place among them.
     pub(crate) place: (u32, u32),
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) audit: Audit,
     pub(crate) prefetch: Mutex<Prefetch>,
     pub(crate) fanout: Mutex<FanOut>,
@@ -88,7 +88,7 @@ impl Shared {
             layout,
             fingerprint,
             place,
-            counters: Counters::default(),
+            counters: Arc::default(),
             audit,
             observer: OnceLock::new(),
             saves_told: Notify::new(),

@@ -3,6 +3,7 @@
 use layercake_connector::contract::{
     BlockHash, BlockId, Event, HostEvent, SchedulerSide as _, WorkerSide as _,
 };
+use layercake_connector::stats::MissReason;
 use serde_json::json;
 use tokio::task::block_in_place;
 
@@ -59,6 +60,11 @@ async fn a_step_that_is_left_reports_what_had_not_arrived() {
     let results = worker.take_results();
     assert_eq!(results.invalid_blocks, [10, 11]);
     assert!(worker.take_results().invalid_blocks.is_empty(), "told once");
+    let stats = worker.stats();
+    assert_eq!(
+        (stats.failed_loads, stats.missed(MissReason::Aborted)),
+        (2, 2)
+    );
     block_in_place(|| worker.clear_metadata());
     let absorbed = rig.scheduler.absorb(&[results]);
     assert_eq!(absorbed.recompute, [("d".into(), 0)]);

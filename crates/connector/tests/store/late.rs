@@ -131,6 +131,37 @@ async fn a_step_that_begins_too_late_is_void_and_its_metadata_is_not_lost() {
     driver.join().expect("no panic");
 }
 
+/// Loads that don't come in time are named, counted, and saved by nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn loads_that_come_too_late_are_void_and_counted() {
+    let cluster = Cluster::start().await;
+    let stored = hashes(2, 3);
+    store(&cluster, &[&stored]).await;
+    let (mut rig, runtime) = standing(&cluster).await;
+    assert_eq!(rig.admit("d", &stored).await, 12);
+    let metadata = rig.plan(&[(("d", &[10, 11, 12, 13], 13, 12, 1), &stored)], &[]);
+    let worker = &mut rig.ranks[0].worker;
+    let begun = block_in_place(|| worker.start_load(&metadata, HostEvent::done()));
+    begun.expect("begins");
+    let late = block_in_place(|| worker.wait_for_layer(0)).expect_err("nothing moves");
+    assert!(matches!(late, ConnectorError::Deadline { .. }), "{late}");
+    let results = worker.take_results();
+    assert_eq!(results.invalid_blocks, [10, 11, 12]);
+    worker.clear_metadata();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let driver = std::thread::spawn(move || drop(runtime.block_on(stopped)));
+    rig.scheduler.absorb(&[results]);
+    let again = [(("d", &[20, 21, 22, 23][..], 13, 0, 13), &stored[..])];
+    assert_eq!(rig.step_after(&again, &["d"]), Absorbed::default());
+    rig.finish("d").await;
+    let stats = rig.ranks[0].worker.stats();
+    assert_eq!((stats.failed_loads, stats.loaded_blocks), (3, 0));
+    assert_eq!(stats.missed(MissReason::TimeOut), 3, "each once");
+    rig.close().await;
+    drop(stop);
+    driver.join().expect("no panic");
+}
+
 /// A rank that was not given a step has holes in what it knows: it saves nothing that they could make wrong, and says
 /// which request has to start over.
 // contract: connector-22

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use layercake_connector::contract::{BlockHash, BlockId, FreeBlocks, SchedulerSide as _};
+use layercake_connector::stats::MissReason;
 use layercake_store::StoreClient;
 use serde_json::{Value, json};
 
@@ -186,6 +187,15 @@ impl Engine {
         self.step(draw).await;
         for rank in &self.rig.ranks {
             eventually("all sessions end", || rank.worker.open_sessions() == (0, 0)).await;
+            // Every block that was to be loaded is, or is not for a reason.
+            let stats = || rank.worker.stats();
+            let wanted = self.rig.wanted;
+            eventually("all loads are counted", || {
+                stats().loaded_blocks + stats().failed_loads == wanted
+            })
+            .await;
+            let missed = MissReason::ALL.map(|reason| stats().missed(reason));
+            assert_eq!(missed.iter().sum::<u64>(), stats().failed_loads);
         }
         assert_eq!(self.rig.scheduler.open_requests(), 0);
         self.rig.close().await;

@@ -49,6 +49,8 @@ pub(crate) struct Rig {
     pub(crate) scheduler: StoreScheduler,
     pub(crate) ranks: Vec<Rank>,
     pub(crate) keys: BlockKeys,
+    /// Blocks that steps were to load.
+    pub(crate) wanted: u64,
 }
 
 impl Rig {
@@ -70,6 +72,7 @@ impl Rig {
             scheduler: scheduler.expect("covered"),
             ranks: ranks.collect(),
             keys: BlockKeys::new(deployment, &checked).expect("keys"),
+            wanted: 0,
         }
     }
 
@@ -146,6 +149,8 @@ impl Rig {
         preempted: &[&str],
     ) -> Absorbed {
         let metadata = self.plan(parts, preempted);
+        let loads = metadata.requests.iter().filter_map(|r| r.load.as_ref());
+        self.wanted += loads.map(|span| span.hashes.len() as u64).sum::<u64>();
         let results: Vec<_> = self
             .ranks
             .iter_mut()
@@ -223,6 +228,10 @@ impl Rank {
             number: rank,
             layers,
         }
+    }
+
+    pub(crate) fn registration(&self) -> CacheRegistration {
+        registration(&self.layers)
     }
 
     /// What the engine does on one rank.

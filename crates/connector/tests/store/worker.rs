@@ -262,6 +262,46 @@ async fn the_audit_log_has_every_range_and_commit() {
         }
     }
     assert_eq!(lines.len(), 20);
+    // Ranges say where they are, and are all of the object.
+    let layout = deployment.check(&crate::rig::options(&json!({})));
+    let object = layout.expect("covered").layout.object_len();
+    for operation in ["write", "read"] {
+        let ranges = lines.iter().filter(|line| line["operation"] == operation);
+        let mut ranges: Vec<[Option<u64>; 3]> = ranges
+            .map(|line| ["offset", "len", "rows"].map(|field| line[field].as_u64()))
+            .collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        let mut end = 0;
+        for range in ranges {
+            let [Some(offset), Some(len), Some(2)] = range else {
+                panic!("{operation}: {range:?}");
+            };
+            assert_eq!(offset, end, "{operation}");
+            end += len;
+        }
+        assert_eq!(end, object, "{operation}");
+    }
+}
+
+/// Layers are saved and loaded while others compute, so none may have another's memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn layers_that_share_memory_are_refused_by_name() {
+    let cluster = Cluster::start().await;
+    let rig = Rig::new(&deployment(1), &cluster.client().await, &json!({}));
+    let mut registration = rig.ranks[0].registration();
+    let [first, _, third] = &mut registration.layers[..] else {
+        panic!("three layers");
+    };
+    third.entries[0].memory = first.entries[0].memory.clone();
+    let mut ranks = rig.ranks;
+    let worker = &mut ranks[0].worker;
+    let refused = worker.register_caches(&registration).expect_err("shared");
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("layer 0") && refused.contains("layer 2"),
+        "{refused}"
+    );
 }
 
 // DEV-13: what a preempted request had queued is never stored under its key.

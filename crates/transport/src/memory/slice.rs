@@ -106,7 +106,7 @@ impl LocalSlice {
     }
 
     /// First address. Valid for `len` bytes: registered ranges were checked when the slice was made.
-    pub(crate) fn addr(&self) -> usize {
+    pub fn addr(&self) -> usize {
         match &self.place {
             Place::Registered { memory, offset } => {
                 memory.addr()
