@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(held, Err(RecvTimeoutError::Timeout), "it stands");
         *audit.ended.get_mut() = Some(ended);
         drop(tell);
-        assert!(audit.end(Duration::from_secs(60)), "it ends");
+        assert!(audit.end(Duration::from_mins(1)), "it ends");
         let written = written.lock();
         let text = std::str::from_utf8(&written).expect("text");
         let lines = text

@@ -106,6 +106,10 @@ impl LocalSlice {
     }
 
     /// First address. Valid for `len` bytes: registered ranges were checked when the slice was made.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "offsets inside of mapped memory fit"
+    )]
     pub fn addr(&self) -> usize {
         match &self.place {
             Place::Registered { memory, offset } => {
