@@ -88,9 +88,10 @@ impl Engine {
                 missing: None,
                 epoch: Epoch(9),
                 keys_queried: BLOCKS * 8,
+                failure: None,
             };
             let question = question.context("the planner asks")?;
-            self.planner.answered(&question, Ok(found), NOW);
+            self.planner.answered(&question, found, NOW);
             let (matched, _) = self.planner.matched(&view, NOW);
             ensure!(matched == Matched::Tokens(STORED * BLOCK), "{matched:?}");
             self.planner.allocated(&request.id, STORED * BLOCK)?;

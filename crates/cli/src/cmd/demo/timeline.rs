@@ -127,12 +127,15 @@ fn panel(area: &Area<'_>, title: &str, done: &Done) -> Drawn {
         .y_label_formatter(&|layer| format!("{layer:.0}"))
         .x_label_formatter(&|ms| format!("{}", (ms * 1000.0).round() / 1000.0))
         .draw()?;
+    // A bar has a dot at least, or it would not be seen. The axis is somewhat shorter than the picture.
+    let dot = end * 1.2 / f64::from(WIDTH);
     let bar = |span: &Stretch| {
         let (from, to) = span.kind.part();
         let row = f64::from(span.layer) - 0.5;
+        let begin = span.begin_us / 1000.0;
         let corners = [
-            (span.begin_us / 1000.0, row + from),
-            (span.end_us / 1000.0, row + to),
+            (begin, row + from),
+            ((span.end_us / 1000.0).max(begin + dot), row + to),
         ];
         Rectangle::new(corners, span.kind.colour().filled())
     };
