@@ -19,7 +19,7 @@ use crate::rig::{Ask, loaded, on_store, reference, run, same, text};
 const POOL: u64 = 8 << 20;
 
 /// How long a call waits. The fault takes this long, and all else should not; where a machine is so slow that a
-/// run did not come to the fault, it is made again with more time.
+/// run did not come to the fault, or a call ended by itself, it is made again with more time.
 const CALLS: [Duration; 3] = [
     Duration::from_millis(300),
     Duration::from_secs(3),
@@ -177,13 +177,14 @@ impl Bench {
         cluster.runtime.block_on(link.store.end_gets(Vec::new()));
         let stats = link.store.stats();
         lost.leases = stats.gets_started.saturating_sub(stats.leases_returned);
-        self.felt(plan, call, &lost, &meddler, &what);
-        Some(meddler.overtaken() > 0)
+        let was_felt = self.felt(plan, call, &lost, &meddler, &what);
+        was_felt.then_some(meddler.overtaken() > 0)
     }
 
-    /// Whether the fault had the effect that it must have, or none where it must have none.
+    /// Sees to it that the fault had the effect that it must have. False: it had one though it must have none,
+    /// which happens where a call's time was over for other reasons.
     #[track_caller]
-    fn felt(&self, plan: Plan, call: Duration, lost: &Lost, meddler: &Meddler, what: &str) {
+    fn felt(&self, plan: Plan, call: Duration, lost: &Lost, meddler: &Meddler, what: &str) -> bool {
         let of_kind = match (plan.kind, self.side) {
             (Kind::LookUp, _) => lost.lookups,
             (Kind::Start, Side::Prefill) => lost.saves,
@@ -197,12 +198,13 @@ impl Bench {
             Fault::Delay(pause) if pause > call => assert!(of_kind > 0, "{what}: {lost:?}"),
             Fault::Cut => assert!(meddler.reconnected() > 0, "{what}: {lost:?}"),
             // It came late, and nobody minded.
-            Fault::Delay(_) => assert_eq!(of_kind, 0, "{what}: {lost:?}"),
+            Fault::Delay(_) => return of_kind == 0,
             // Where no other message came, it never did.
             Fault::ReorderRequest | Fault::ReorderAnswer => {
                 assert!(of_kind > 0 || meddler.overtaken() > 0, "{what}: {lost:?}");
             }
         }
+        true
     }
 
     /// All kinds and faults. Most of a cell's time is waiting, so they run side by side.
@@ -242,7 +244,7 @@ impl Bench {
             };
             self.cell(*call, plan, policy)
         });
-        cells.unwrap_or_else(|| panic!("no {kind:?} met the fault"))
+        cells.unwrap_or_else(|| panic!("no {kind:?} met the fault as it should"))
     }
 }
 
