@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::run;
+use crate::side_by_side::SideBySide;
 use crate::wheel::{self, Environment};
 
 /// Where the experiments with killed processes lie.
@@ -84,6 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         None => None,
     };
     let mut failed = Vec::new();
+    let mut results = SideBySide::default();
     for scenario in [
         Scenario::Tensors,
         Scenario::Store,
@@ -108,12 +110,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for _ in 0..rounds {
             for provider in peer.iter().chain([&ours]) {
                 let is_peer = provider.name != ours.name;
-                let held = play(scenario, &program, provider, is_peer, &folder, options)?;
-                if !held && !is_peer {
+                let played = play(scenario, &program, provider, is_peer, &folder, options)?;
+                for line in &played.lines {
+                    results.add(provider.name, line);
+                }
+                if !played.held && !is_peer {
                     failed.push(format!("{scenario:?}").to_lowercase());
                 }
             }
         }
+    }
+    if let Some(peer) = &peer {
+        print!("{}", results.table([peer.name, ours.name]));
     }
     if failed.is_empty() {
         Ok(())
@@ -132,6 +140,13 @@ fn program(scenario: Scenario, harness: &Path) -> Option<PathBuf> {
     }
 }
 
+/// What came of a scenario.
+struct Played {
+    held: bool,
+    /// What it printed.
+    lines: Vec<String>,
+}
+
 /// Runs a scenario, passing on the lines that it prints with the provider's name before them.
 fn play(
     scenario: Scenario,
@@ -140,7 +155,7 @@ fn play(
     observe: bool,
     folder: &Path,
     options: &Options,
-) -> Result<bool> {
+) -> Result<Played> {
     let python = folder.join("venv/bin/python");
     let mut command = Command::new(&python);
     command
@@ -170,11 +185,16 @@ fn play(
         .with_context(|| format!("start {}", program.display()))?;
     let output = child.wait_with_output()?;
     let mut out = std::io::stdout().lock();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = lines.lines().map(str::to_owned).collect();
+    for line in &lines {
         writeln!(out, "{} {line}", provider.name)?;
     }
     out.flush()?;
-    Ok(output.status.success())
+    Ok(Played {
+        held: output.status.success(),
+        lines,
+    })
 }
 
 /// Runs the tests that are skipped where torch is missing, in vLLM's environment.

@@ -12,6 +12,7 @@ mod large;
 mod lint;
 mod python;
 mod run;
+mod side_by_side;
 mod test;
 mod tidy;
 mod wheel;

@@ -3,6 +3,11 @@
 //! What an object says of its items is of no interest where only its bytes are moved. Scalars have no shape, and some
 //! items (numpy's times, fields of structures) have no format that a memory view knows; asked for bytes alone,
 //! their objects export them like others.
+//!
+//! # Invariant
+//!
+//! A [`PlainBuffer`] is a view that an exporter has filled and that was not released; its object lives and its bytes
+//! stay where they are until it is dropped, which releases it once.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
