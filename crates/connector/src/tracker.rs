@@ -9,7 +9,9 @@
 //! A put is cancelled when its owner loses its blocks or computed from void ones. Cancelling is a mark:
 //! whoever holds the session sees it at the next step (`may_write`, `may_commit`), revokes, and
 //! settles. A cancelled put is never committed unless its commit had begun, and that begins only when
-//! every byte has been read. So once a request has no unsettled put, nothing reads its blocks.
+//! every byte has been read. So once a request has no unsettled put, nothing reads its blocks. Whoever can't wait
+//! for that goes on all the same: what is read from the blocks since the cancel comes from a source that was withdrawn
+//! then, and the store neither counts nor publishes it.
 //!
 //! Where ranks compute together, a load that failed on one makes void what all compute from there on. So a
 //! request that loads is *in doubt* until the results of all ranks for that step are known, and its puts
@@ -19,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 
 use layercake_protocol::ids::Epoch;
+use layercake_store::Source;
 
 use crate::contract::{BlockId, RequestId, TableUpdate};
 
@@ -64,8 +67,9 @@ struct Request<K> {
     attempt: u32,
     /// The last step in which it computed from blocks that were just loaded; 0: none.
     doubt: u64,
-    /// This attempt computed from void blocks: nothing more of it is saved.
-    void: bool,
+    /// What this attempt saves from: its blocks. Withdrawn when it computed from void ones, or lost them: nothing more
+    /// of it is saved.
+    source: Source,
     table: Vec<BlockId>,
     committed: BTreeMap<u32, K>,
 }
@@ -76,6 +80,7 @@ struct Put {
     index: u32,
     followers: Vec<(RequestId, u32)>,
     state: PutState,
+    source: Source,
     /// The step whose results it waits for; 0: none.
     awaits: u64,
 }
@@ -118,13 +123,13 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             .or_insert_with(|| Request {
                 attempt,
                 doubt: 0,
-                void: false,
+                source: Source::new(),
                 table: Vec::new(),
                 committed: BTreeMap::new(),
             });
         if entry.attempt != attempt {
             entry.attempt = attempt;
-            entry.void = false;
+            entry.source = Source::new();
         }
         if table.replace {
             entry.table.clear();
@@ -186,7 +191,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn want_put(&mut self, request: &RequestId, index: u32, key: &K) -> Option<BlockId> {
         let entry = self.requests.get(request)?;
         let block = *entry.table.get(index as usize)?;
-        if entry.void || entry.committed.get(&index) == Some(key) {
+        if entry.source.is_withdrawn() || entry.committed.get(&index) == Some(key) {
             return None;
         }
         if let Some(put) = self.puts.get_mut(key) {
@@ -200,11 +205,17 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             index,
             followers: Vec::new(),
             state: PutState::Open,
+            source: entry.source.clone(),
             awaits: entry.doubt,
         };
         self.puts.insert(key.clone(), put);
         *self.unsettled.entry(request.clone()).or_default() += 1;
         Some(block)
+    }
+
+    /// What a put is written from: withdrawn when the put is cancelled.
+    pub fn source(&self, key: &K) -> Option<Source> {
+        self.puts.get(key).map(|put| put.source.clone())
     }
 
     /// Whether bytes of a put may still be read from the engine's blocks; if not, it is to be revoked.
@@ -270,7 +281,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     /// What a request has computed in this attempt is void: nothing of it is to be committed.
     pub fn cancel(&mut self, request: &RequestId) {
         if let Some(entry) = self.requests.get_mut(request) {
-            entry.void = true;
+            entry.source.withdraw();
         }
         if !self.unsettled.contains_key(request) {
             return;
@@ -278,6 +289,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         let puts = self.puts.values_mut();
         for put in puts.filter(|put| put.owner == *request && put.state == PutState::Open) {
             put.state = PutState::Cancelled;
+            put.source.withdraw();
         }
     }
 

@@ -162,6 +162,9 @@ pub enum StoreError {
         /// Its length in bytes.
         len: u64,
     },
+    /// The caller withdrew the memory before the write was over: the bytes count as not written.
+    #[error("the memory that is written from was withdrawn before the write was over")]
+    SourceWithdrawn,
     /// The object was being written when its early reader began, and is not there any more.
     #[error(
         "the writer of generation {generation} gave the object up, or lost it, before it was read"

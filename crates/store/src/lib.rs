@@ -14,4 +14,4 @@ pub use client::{
 };
 pub use error::StoreError;
 pub use node::{HeldObject, Inventory, Node, NodeConfig, NodeStats, SegmentSpec};
-pub use session::{GetSession, PutSession};
+pub use session::{GetSession, PutSession, Source};

@@ -53,6 +53,28 @@ fn committed_blocks_come_back_into_the_blocks_a_request_has_now() {
     assert_eq!(tracker.committed(&r, 0), None);
 }
 
+// contract: connector-18
+#[test]
+fn what_a_put_is_written_from_is_withdrawn_with_it_and_with_nobody_else_s() {
+    let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
+    let mut tracker = tracker(&[(&r1, &[0, 1]), (&r2, &[5])]);
+    for (request, index, key) in [(&r1, 0, 7), (&r1, 1, 8), (&r2, 0, 9)] {
+        assert!(tracker.want_put(request, index, &key).is_some());
+    }
+    let [first, second, other] = [7, 8, 9].map(|key| tracker.source(&key).expect("it is open"));
+    tracker.finish(&r1);
+    assert!(!first.is_withdrawn(), "its saves go on");
+    tracker.preempt(&r1);
+    assert!(first.is_withdrawn() && second.is_withdrawn() && !other.is_withdrawn());
+    tracker.begin(&r2, 1, &table(&[6]));
+    assert!(other.is_withdrawn());
+    tracker.settle(&9, PutOutcome::Lost);
+    assert_eq!(tracker.want_put(&r2, 0, &9), Some(6));
+    let next = tracker.source(&9).expect("it is open");
+    assert!(!next.is_withdrawn(), "another attempt's blocks");
+    assert!(tracker.source(&1).is_none());
+}
+
 // contract: connector-17
 #[test]
 fn what_is_computed_beside_a_load_waits_for_all_ranks() {

@@ -71,8 +71,16 @@ impl StoreWorker {
             }
             self.stuck = None;
         }
-        // What is not committed by then is lost.
-        self.shared.wait_settled(&fence.restored, patience);
+        if !self.shared.wait_settled(&fence.restored, patience) {
+            // What is not committed by now is lost, and its blocks are written again.
+            self.shared.tracker(|tracker| {
+                for request in &fence.restored {
+                    if tracker.unsettled(request) > 0 {
+                        tracker.cancel(request);
+                    }
+                }
+            });
+        }
         if self.shared.wait_settled(&fence.over, patience) {
             return Ok(());
         }

@@ -212,7 +212,13 @@ impl Sender {
             sessions.push(match started.next() {
                 Some(Ok(session)) => {
                     let epoch = session.epoch();
-                    shared.tracker(|tracker| tracker.note_epoch(&row.request, epoch));
+                    let source = shared.tracker(|tracker| {
+                        tracker.note_epoch(&row.request, epoch);
+                        tracker.source(&row.key)
+                    });
+                    if let Some(source) = source {
+                        session.write_from(source);
+                    }
                     shared.audit.note(Operation::PutStart, &row.key, None, None);
                     Some(session)
                 }
@@ -364,7 +370,7 @@ impl Sender {
         since: Instant,
     ) {
         let step = Arc::clone(&open.step);
-        let mut failed = Vec::new();
+        let (mut failed, mut dropped) = (Vec::new(), Vec::new());
         for (at, &row) in rows.iter().enumerate() {
             let key = &step.rows[row].key;
             let error = match written.get(at) {
@@ -376,9 +382,14 @@ impl Sender {
             let audit = &self.shared.audit;
             let moved = step.caches.moved(part, rows.len());
             audit.note(Operation::Write, key, Some(moved), shown);
-            if let Some(error) = error {
-                tracing::debug!(%key, ?part, %error, "a block is not saved");
-                failed.push(row);
+            match error {
+                None => {}
+                // Cancelled while it was under way.
+                Some(StoreError::SourceWithdrawn) => dropped.push(row),
+                Some(error) => {
+                    tracing::debug!(%key, ?part, %error, "a block is not saved");
+                    failed.push(row);
+                }
             }
         }
         self.shared.saves.lock().report(CallReport {
@@ -387,7 +398,10 @@ impl Sender {
             took: since.elapsed(),
             failed: failed.len(),
         });
-        self.shared.counters.failed_saves.add(failed.len() as u64);
+        let counters = &self.shared.counters;
+        counters.failed_saves.add(failed.len() as u64);
+        counters.dropped_saves.add(dropped.len() as u64);
+        failed.append(&mut dropped);
         self.revoke(open, &failed).await;
     }
 

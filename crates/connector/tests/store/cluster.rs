@@ -12,6 +12,7 @@ use layercake_protocol::layout::LayerSpec;
 use layercake_store::link::{LinkConfig, MasterLink};
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
 use layercake_store::{ClientConfig, StoreClient};
+use layercake_transport::mock::MockNetwork;
 use layercake_transport::{Access, Batch, Direction, Engine, EngineConfig, Piece, RemoteSlice};
 use prometheus_client::registry::Registry;
 use tokio::sync::oneshot;
@@ -26,6 +27,8 @@ pub(crate) struct Cluster {
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
     node: (Engine, MasterLink, Node),
+    /// Over which everybody's bytes go, if it is made up.
+    network: Option<MockNetwork>,
 }
 
 impl Cluster {
@@ -40,6 +43,19 @@ impl Cluster {
 
     /// One node with so much memory, and a master that is set up otherwise.
     pub(crate) async fn configured(bytes: u64, change: impl FnOnce(&mut MasterConfig)) -> Self {
+        Self::over(None, bytes, change).await
+    }
+
+    /// One node whose bytes move when the network's time passes.
+    pub(crate) async fn on(network: &MockNetwork) -> Self {
+        Self::over(Some(network.clone()), 1 << 20, |_| {}).await
+    }
+
+    async fn over(
+        network: Option<MockNetwork>,
+        bytes: u64,
+        change: impl FnOnce(&mut MasterConfig),
+    ) -> Self {
         let mut config = MasterConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tick: Duration::from_millis(10),
@@ -56,7 +72,7 @@ impl Cluster {
             // Clients that are still connected are cut off at the end of a test.
             drop(bound.serve(async { drop(stopped.await) }).await);
         });
-        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let engine = engine(network.as_ref());
         let link = MasterLink::connect(link_config(master, "node", &engine))
             .await
             .expect("the master is up");
@@ -73,6 +89,7 @@ impl Cluster {
             stop: Some(stop),
             task,
             node: (engine, link, node),
+            network,
         };
         eventually("the segment is mounted", || {
             cluster.monitor.status().segments == 1
@@ -86,7 +103,7 @@ impl Cluster {
     }
 
     pub(crate) async fn client_with(&self, config: ClientConfig) -> StoreClient {
-        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let engine = engine(self.network.as_ref());
         let link = link_config(self.master, "client", &engine);
         StoreClient::connect(link, engine, config)
             .await
@@ -96,7 +113,7 @@ impl Cluster {
     /// A client that is a node, too, of this name.
     pub(crate) async fn member(&self, name: &str, bytes: u64) -> (StoreClient, Node) {
         let before = self.monitor.status().segments;
-        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let engine = engine(self.network.as_ref());
         let link = MasterLink::connect(link_config(self.master, name, &engine)).await;
         let link = link.expect("the master is up");
         let (len, huge_pages) = (bytes, false);
@@ -126,7 +143,7 @@ impl Cluster {
     /// Overwrites a byte of the node's segment.
     async fn overwrite(&self, offset: u64) {
         let segment = self.node.2.segments().remove(0);
-        let engine = Engine::start(EngineConfig::default()).expect("an engine starts on loopback");
+        let engine = engine(self.network.as_ref());
         let memory = engine
             .register(vec![0xA5].into(), Access::LocalOnly)
             .expect("a byte");
@@ -154,6 +171,15 @@ impl Cluster {
         drop(self.stop.take());
         (&mut self.task).await.expect("the master does not panic");
     }
+}
+
+fn engine(network: Option<&MockNetwork>) -> Engine {
+    let config = EngineConfig::default();
+    let started = match network {
+        Some(network) => network.start(config),
+        None => Engine::start(config),
+    };
+    started.expect("an engine starts on loopback")
 }
 
 fn link_config(master: SocketAddr, name: &str, engine: &Engine) -> LinkConfig {

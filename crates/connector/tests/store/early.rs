@@ -7,6 +7,7 @@ use layercake_connector::contract::{BlockHash, BlockId, Event, HostEvent, Worker
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_store::{Progress, StoreClient};
+use layercake_transport::mock::{Conditions, MockNetwork, Pace};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, PATIENCE, deployment, eventually, hashes};
@@ -239,6 +240,77 @@ async fn nothing_is_published_in_a_step_that_loads() {
     later.set();
     second.ranks[0].worker.clear_metadata();
     for rig in [first, second, third] {
+        rig.close().await;
+    }
+}
+
+/// Saves of a request that lost its blocks, and of one whose blocks were not kept, when nobody can wait for them any longer:
+/// half of their bytes were read before the blocks were written again, and half behind that.
+// contract: connector-17, connector-18
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_read_from_blocks_after_they_were_given_up_is_never_published() {
+    for retains in [true, false] {
+        let network = MockNetwork::new(7, Pace::Manual);
+        network.set_conditions(Conditions {
+            part_bytes: 16,
+            ..Conditions::default()
+        });
+        let cluster = Cluster::on(&network).await;
+        let mut deployment = deployment(1);
+        deployment.retains_blocks = retains;
+        let role = if retains { "kv_both" } else { "kv_producer" };
+        let options = json!({"per_layer_readiness": true, "layer_timeout_ms": 20, "kv_role": role});
+        let (store, hashes) = (cluster.client().await, hashes(1, 4));
+        let mut rig = Rig::new(&deployment, &store, &options);
+        assert_eq!(rig.admit("p", &hashes).await, 0);
+        let first = [(("p", &TABLE[..2], 17, 0, 8), hashes.as_slice())];
+        let metadata = rig.plan(&first, &[]);
+        let rank = &mut rig.ranks[0];
+        let begun = rank.worker.start_load(&metadata, HostEvent::done());
+        begun.expect("begins");
+        for layer in 0..LAYERS {
+            rank.compute(usize::try_from(layer).expect("few"), &first);
+            let saved = rank.worker.save_layer(layer, HostEvent::done());
+            saved.expect("handed over");
+        }
+        rank.worker.wait_for_save(HostEvent::done()).expect("ends");
+        rank.worker.clear_metadata();
+        eventually("its first layer is under way", || !network.is_idle()).await;
+        network.advance(Conditions::default().latency.end().div_f64(2.0));
+
+        let (table, preempted) = ([TABLE[0], TABLE[1], 4, 15], ["p"]);
+        let second = if retains {
+            [(("q", &table[..], 17, 0, 16), hashes.as_slice())]
+        } else {
+            [(("p", &table[..], 17, 8, 8), hashes.as_slice())]
+        };
+        let metadata = rig.plan(&second, if retains { &preempted } else { &[] });
+        let worker = &mut rig.ranks[0].worker;
+        let begun = tokio::task::block_in_place(|| worker.start_load(&metadata, HostEvent::done()));
+        assert_eq!(
+            begun.is_err(),
+            retains,
+            "only lost blocks are waited for in vain"
+        );
+        let other = BlockHash::new(b"what comes next");
+        for layer in 0..3 {
+            rig.ranks[0].fill(layer, TABLE[0], &other);
+            rig.ranks[0].fill(layer, TABLE[1], &other);
+        }
+        let worker = &mut rig.ranks[0].worker;
+        eventually("the saves are given up", || {
+            network.run_until_idle();
+            worker.open_sessions().0 == 0
+        })
+        .await;
+        worker.clear_metadata();
+        assert_eq!(store.stats().ranges_published, 0);
+        assert_eq!(worker.stats().saved_blocks, 0);
+        let (dropped, failed) = (worker.stats().dropped_saves, worker.stats().failed_saves);
+        assert!(
+            dropped >= 2 && failed == 0,
+            "{dropped} dropped, {failed} failed"
+        );
         rig.close().await;
     }
 }

@@ -56,6 +56,8 @@ counters! {
     leases_lost,
     /// Bytes written for range calls, each replica counted once.
     bytes_written,
+    /// Ranges handed out to be published to early readers.
+    ranges_published,
     /// Bytes read for range calls.
     bytes_read,
     /// Bytes read whose checksum was compared and fits.

@@ -458,12 +458,16 @@ impl Entry {
     ) -> (Result<u64, StoreError>, Publish) {
         let core = &round.core;
         let slots = &slots[self.cuts.clone()];
-        let (abandoned, publish) = self.put.finish(self.call, round, |at| match slots[at] {
+        let end = self.put.finish(self.call, round, |at| match slots[at] {
             Slot::Written(crc) => Ok(crc),
             Slot::Open | Slot::Failed => Err(()),
         });
-        if abandoned {
+        let publish = end.publish;
+        if end.abandoned {
             core.finisher.settle_later(Arc::clone(&self.put));
+        }
+        if end.withdrawn {
+            return (Err(StoreError::SourceWithdrawn), publish);
         }
         if let Some(error) = self.failed.take() {
             return (Err(error), publish);

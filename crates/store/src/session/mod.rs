@@ -17,8 +17,10 @@ pub(crate) mod put_state;
 
 mod get;
 mod put;
+mod source;
 
 pub use get::GetSession;
 pub(crate) use get::{GetShared, LeaseHold, Payload};
 pub use put::PutSession;
 pub(crate) use put::{Intent, PutHeader, PutShared};
+pub use source::Source;

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::cut::Cut;
 use super::put_state::{CallId, Closed, Finished, Phase, Publish, PutState};
+use super::source::Source;
 use crate::client::{Core, Places, Round};
 use crate::error::StoreError;
 
@@ -88,8 +89,27 @@ struct Guarded {
     put: PutState,
     /// What moves bytes of calls. Weak: a round holds its sessions.
     rounds: SmallVec<[Weak<Round>; 1]>,
+    /// What calls write from, if its owner may withdraw it.
+    source: Option<Source>,
     intent: Intent,
     abandoned: bool,
+}
+
+/// What the end of a call means.
+#[derive(Debug)]
+pub(crate) struct CallEnd {
+    /// It makes an abandoned session idle: its intent can be carried out.
+    pub(crate) abandoned: bool,
+    /// The source of its bytes was withdrawn.
+    pub(crate) withdrawn: bool,
+    /// What is to be published: [`PutShared::end_publishing`] must follow if that is anything.
+    pub(crate) publish: Publish,
+}
+
+impl Guarded {
+    fn is_withdrawn(&self) -> bool {
+        self.source.as_ref().is_some_and(Source::is_withdrawn)
+    }
 }
 
 impl PutShared {
@@ -111,6 +131,7 @@ impl PutShared {
             state: Mutex::new(Guarded {
                 put: PutState::new(size, rows).publishing(early_slots),
                 rounds: SmallVec::new(),
+                source: None,
                 intent: Intent::Revoke,
                 abandoned: false,
             }),
@@ -119,7 +140,11 @@ impl PutShared {
     }
 
     pub(crate) fn admit(&self, cuts: &[Cut]) -> Result<(CallId, bool), StoreError> {
-        self.state.lock().put.admit(cuts).map_err(closed)
+        let mut state = self.state.lock();
+        if state.is_withdrawn() {
+            return Err(StoreError::SourceWithdrawn);
+        }
+        state.put.admit(cuts).map_err(closed)
     }
 
     /// Waits until a call that had to wait may run.
@@ -156,22 +181,26 @@ impl PutShared {
         self.state.lock().put.try_run(call).map_err(closed)
     }
 
-    /// Ends a call, and gives what is to be published: [`end_publishing`](Self::end_publishing) must follow if that is
-    /// anything. `true` if this makes an abandoned session idle: its intent can be carried out.
+    /// Ends a call. Nothing of it counts as written if its source was withdrawn.
     pub(crate) fn finish(
         &self,
         call: CallId,
         round: &Round,
-        outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
-    ) -> (bool, Publish) {
+        mut outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
+    ) -> CallEnd {
         let ended = {
             let mut state = self.state.lock();
             state
                 .rounds
                 .retain(|known| !std::ptr::eq(known.as_ptr(), round));
+            let withdrawn = state.is_withdrawn();
+            let outcome = |at| if withdrawn { Err(()) } else { outcome(at) };
             let Finished { ran, publish } = state.put.finish(call, outcome);
-            let ready = ran && state.abandoned && state.put.is_idle();
-            (ready, publish)
+            CallEnd {
+                abandoned: ran && state.abandoned && state.put.is_idle(),
+                withdrawn,
+                publish,
+            }
         };
         self.changed.notify_waiters();
         ended
@@ -385,6 +414,13 @@ impl PutSession {
     /// Where the bytes go: one entry per replica.
     pub fn replicas(&self) -> impl ExactSizeIterator<Item = layercake_protocol::replica::Replica> {
         self.shared.places.iter().map(|place| place.replica)
+    }
+
+    /// From here on the session is written from memory that its owner may [withdraw](Source::withdraw): what is not
+    /// written by then counts as not written, and is not published. Another source, of the same bytes, goes on where
+    /// that one stopped.
+    pub fn write_from(&self, source: Source) {
+        self.shared.state.lock().source = Some(source);
     }
 
     /// What an end would refuse for: bytes that nobody wrote, or whose last write failed. In order.

@@ -12,8 +12,8 @@ use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::{PutStart, Recency};
 use layercake_store::link::StartOptions;
 use layercake_store::{
-    ClientConfig, EarlyRead, EarlySession, PutSession, Range, RangeWrite, ReadDone, StoreClient,
-    StoreError,
+    ClientConfig, EarlyRead, EarlySession, PutSession, Range, RangeWrite, ReadDone, Source,
+    StoreClient, StoreError,
 };
 
 use crate::common::{
@@ -182,6 +182,56 @@ async fn a_commit_lets_readers_go_on() {
         read_layer(&reader, &late, 2).await.expect("complete"),
         layer(2)
     );
+}
+
+/// The writer gives its memory to others while a write may still read it: what is not over by then was not written.
+// contract: session-20
+#[tokio::test]
+async fn what_is_written_from_memory_that_was_withdrawn_is_not_published() {
+    for via in Via::ALL {
+        let cluster = Spec::new(via).start().await;
+        let (writer, reader) = (cluster.client().await, cluster.client().await);
+        let key = fresh_key();
+        let put = start(&writer, &key).await;
+        let source = Source::new();
+        put.write_from(source.clone());
+        let get = early(&reader, &key).await.expect("its writer publishes");
+        write_layer(&writer, &put, 0).await;
+        assert_eq!(
+            read_layer(&reader, &get, 0).await.expect("published"),
+            layer(0)
+        );
+        let memory = buffer(writer.engine(), layer(1));
+        let ranges = vec![Range {
+            offset: LAYER,
+            local: whole(&memory),
+        }];
+        let under_way = writer.write_ranges(vec![RangeWrite {
+            session: &put,
+            ranges,
+        }]);
+        source.withdraw();
+        memory.copy_in(0, &layer(9)).expect("inside");
+        let withdrawn = one(under_way.await).expect_err("its memory changed");
+        assert!(
+            matches!(withdrawn, StoreError::SourceWithdrawn),
+            "{withdrawn}"
+        );
+        assert!(waits_for(&reader, &get, 1).await, "{via:?}");
+        let refused = writer.write(&put, 2 * LAYER, &layer(2)).await;
+        assert!(matches!(refused, Err(StoreError::SourceWithdrawn)));
+        assert_eq!(writer.stats().ranges_published, 1);
+        assert_eq!(put.written_bytes(), LAYER);
+
+        // From other memory it can be written to its end.
+        put.write_from(Source::new());
+        for number in 1..LAYERS {
+            write_layer(&writer, &put, number).await;
+        }
+        writer.end(put).await.expect("whole");
+        let all: Vec<u8> = (0..LAYERS).flat_map(layer).collect();
+        assert_eq!(reader.load(&key).await.expect("complete"), all);
+    }
 }
 
 #[tokio::test]

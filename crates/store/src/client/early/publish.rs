@@ -36,6 +36,8 @@ pub(in crate::client) fn publish(core: &Arc<Core>, due: Vec<Due>) {
             return;
         }
     };
+    let records = due.iter().map(|(_, publish)| publish.records.len() as u64);
+    core.counters.ranges_published.add(records.sum());
     let flight = fanout.submit(&core.engine);
     let background = Arc::clone(core);
     core.background(async move {
