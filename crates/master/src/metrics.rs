@@ -41,6 +41,7 @@ pub(crate) enum Method {
     WaitComplete,
     Remove,
     RemoveVersions,
+    TakeBack,
     RemoveMatching,
     Mount,
     Unmount,
@@ -59,7 +60,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    const ALL: [(Self, &'static str); 26] = [
+    const ALL: [(Self, &'static str); 27] = [
         (Self::Exists, "exists"),
         (Self::GetStart, "get_start"),
         (Self::Renew, "renew"),
@@ -72,6 +73,7 @@ impl Method {
         (Self::WaitComplete, "wait_complete"),
         (Self::Remove, "remove"),
         (Self::RemoveVersions, "remove_versions"),
+        (Self::TakeBack, "take_back"),
         (Self::RemoveMatching, "remove_matching"),
         (Self::Mount, "mount"),
         (Self::Unmount, "unmount"),
@@ -102,6 +104,7 @@ impl Method {
             Some(Request::WaitComplete(_)) => Self::WaitComplete,
             Some(Request::Remove(_)) => Self::Remove,
             Some(Request::RemoveVersions(_)) => Self::RemoveVersions,
+            Some(Request::TakeBack(_)) => Self::TakeBack,
             Some(Request::RemoveMatching(_)) => Self::RemoveMatching,
             Some(Request::Mount(_)) => Self::Mount,
             Some(Request::Unmount(_)) => Self::Unmount,

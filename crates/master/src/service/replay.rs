@@ -30,6 +30,8 @@ pub(crate) enum Answer {
     Results(Arc<[Result<(), Refusal>]>),
     /// To a remove by pattern.
     Removed(u64),
+    /// To a put or upsert start that came after its caller had given it up.
+    TakenBack,
 }
 
 impl Answer {
@@ -37,7 +39,7 @@ impl Answer {
         match self {
             Self::PutStart(answer) => answer.results.len(),
             Self::Results(results) => results.len(),
-            Self::Removed(_) => 1,
+            Self::Removed(_) | Self::TakenBack => 1,
         }
     }
 }

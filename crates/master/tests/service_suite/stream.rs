@@ -289,6 +289,61 @@ async fn a_put_start_repeated_on_a_new_stream_gets_the_same_reservation() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_start_whose_answer_was_lost_is_taken_back_by_its_id() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut other = cluster.member(READER, "other").await;
+    other.put(&["there"], 100).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let keys = ["a", "there", "b"];
+    let take_back = |start, keys: &[&str]| {
+        Request::TakeBack(wire::TakeBackRequest {
+            start,
+            keys: keys.iter().copied().map(str::to_owned).collect(),
+        })
+    };
+    writer.send_as(1000, put_start(&keys, 5000)).await;
+    let granted = started(writer.answer(1000).await, 3);
+    assert_eq!(granted[1], Err(Refusal::AlreadyExists));
+    assert!(granted[0].is_ok() && granted[2].is_ok());
+
+    for (start, keys, why) in [(0, &keys[..], "id 0"), (1000, &keys[..2], "1000")] {
+        let refusal = refused(writer.call(take_back(start, keys)).await);
+        assert!(refusal.to_string().contains(why), "{refusal}");
+    }
+    // Another client's start of that id is another start.
+    let answer = other.call(take_back(1000, &keys)).await;
+    assert!(matches!(answer, Response::Done(_)), "{answer:?}");
+    let busy = other.put_start(&["a", "b"], 5000).await;
+    assert_eq!(busy, vec![Err(Refusal::InProgress); 2]);
+
+    for _ in 0..2 {
+        let answer = writer.call(take_back(1000, &keys)).await;
+        assert!(matches!(answer, Response::Done(_)), "{answer:?}");
+    }
+    let free = other.put_start(&["a", "b"], 5000).await;
+    assert!(free.iter().all(Result::is_ok), "{free:?}");
+    let kept = other.put_start(&["there"], 100).await;
+    assert_eq!(kept, [Err(Refusal::AlreadyExists)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_comes_after_it_was_taken_back_reserves_nothing() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let keys = vec!["late".to_owned()];
+    let early = Request::TakeBack(wire::TakeBackRequest { start: 1000, keys });
+    let answer = writer.call(early).await;
+    assert!(matches!(answer, Response::Done(_)), "{answer:?}");
+    writer.send_as(1000, put_start(&["late"], 5000)).await;
+    let refusal = refused(writer.answer(1000).await);
+    assert!(refusal.to_string().contains("1000"), "{refusal}");
+    let free = writer.put_start(&["late"], 5000).await;
+    assert!(free[0].is_ok(), "{free:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_repeated_remove_gets_the_first_answer() {
     let cluster = Cluster::start(config());
     let _node = cluster.node(NODE, 64 * MIB).await;

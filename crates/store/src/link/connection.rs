@@ -6,7 +6,7 @@
 //! by a timer for each call, which would wake the runtime's driver: a call may end so much late.
 //!
 //! A start whose caller goes away (its future dropped, its deadline over) may still be answered: the
-//! entry stays, and the answer is taken back through the outbox. Lock order: `pending` is never held
+//! entry stays, and the answer, or the start itself if the stream breaks first, is taken back through the outbox. Lock order: `pending` is never held
 //! together with another lock.
 
 use std::collections::HashMap;
@@ -18,9 +18,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use layercake_protocol::convert::{Context, Ticket};
-use layercake_protocol::ids::{ClientId, Generation, RequestId, Term};
-use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::ObjectRef;
+use layercake_protocol::ids::{ClientId, RequestId, Term};
+use layercake_protocol::key::Tenant;
 use layercake_protocol::wire;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::error::TrySendError;
@@ -29,12 +28,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use super::codec::{Outgoing, decode_body};
+use super::codec::Outgoing;
 use super::drive::drives;
 use super::lane::{Lane, Offer};
 use super::outbox::{Chore, Outbox};
 use super::signs::Signs;
 use super::types::Life;
+use super::unanswered::Start;
 
 pub(super) type Response = wire::master_frame::Response;
 
@@ -56,11 +56,8 @@ pub(super) struct Request {
 pub(super) enum IfLost {
     /// The caller is told: twice would not be the same as once.
     Tell,
-    /// It is sent again. What became of it matters to nobody else, so it waits for the master no longer than a new
-    /// request would.
+    /// It is sent again, if the connection is renewed at once.
     Repeat,
-    /// It is sent again, and waits for the master until its deadline: what became of it matters.
-    SeeThrough,
 }
 
 /// Why there is no answer.
@@ -76,8 +73,8 @@ struct Pending {
     /// `None`: the caller was told that its time is over.
     reply: Option<oneshot::Sender<Result<Response, AskError>>>,
     deadline: Instant,
-    /// The request, if its answer must be taken back when nobody waits for it any more.
-    reserving: Option<(Tenant, Bytes)>,
+    /// If the answer must be taken back when nobody waits for it any more.
+    reserving: Option<Start>,
 }
 
 /// The frames that go out on a gRPC stream.
@@ -267,13 +264,10 @@ impl Connection {
         deadline: Instant,
     ) -> Result<Response, AskError> {
         let (reply, answer) = oneshot::channel();
-        let reserving = request
-            .reserves
-            .then(|| (request.tenant.clone(), request.body.clone()));
         let pending = Pending {
             reply: Some(reply),
             deadline,
-            reserving,
+            reserving: Start::of(id, request),
         };
         match self.wires.pending.lock().as_mut() {
             Some(calls) => calls.insert(id.0, pending),
@@ -309,7 +303,11 @@ impl Connection {
                 Ok(answer)
             }
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(AskError::Broken { handed_over: true }),
+            Err(_) => {
+                // Whoever asked knows what it means for a start.
+                waiting.over = true;
+                Err(AskError::Broken { handed_over: true })
+            }
         }
     }
 
@@ -366,8 +364,8 @@ impl Connection {
             Some(reply) => reply.send(Ok(response)).err(),
             None => Some(Ok(response)),
         };
-        if let (Some(Ok(response)), Some((tenant, body))) = (unwanted, reserving) {
-            self.take_back(tenant, body, &response);
+        if let (Some(Ok(response)), Some(start)) = (unwanted, reserving) {
+            self.take_back(start, &response);
         }
     }
 
@@ -378,7 +376,13 @@ impl Connection {
         self.broken.cancel();
         // The senders are dropped outside the lock: that wakes their receivers.
         let pending = self.wires.pending.lock().take();
-        drop(pending);
+        for call in pending.into_iter().flatten().map(|(_, call)| call) {
+            // Of those that still wait, each looks after its own.
+            let abandoned = call.reply.as_ref().is_none_or(oneshot::Sender::is_closed);
+            if let (true, Some(start)) = (abandoned, call.reserving) {
+                self.never_answered(start);
+            }
+        }
     }
 
     /// Waits until the link has let go of this stream.
@@ -386,44 +390,16 @@ impl Connection {
         self.broken.cancelled().await;
     }
 
-    fn take_back(&self, tenant: Tenant, body: Bytes, response: &Response) {
-        let objects = reserved(body, response);
-        if !objects.is_empty() {
-            self.wires.outbox.push(Chore::Revoke {
-                life: self.life,
-                tenant,
-                objects,
-            });
+    fn take_back(&self, start: Start, response: &Response) {
+        if let Some(chore) = start.revoke(self.life, response) {
+            self.wires.outbox.push(chore);
         }
     }
-}
 
-/// The reservations that an answer grants to the request of `body`, and the hold.
-fn reserved(body: Bytes, response: &Response) -> Vec<ObjectRef> {
-    use wire::client_frame::Request;
-    let Response::PutStart(answer) = response else {
-        return Vec::new();
-    };
-    let entries = match decode_body(body) {
-        Some(Request::PutStart(start)) => start.entries,
-        Some(Request::UpsertStart(upsert)) => upsert.start.unwrap_or_default().entries,
-        _ => return Vec::new(),
-    };
-    let ok = i32::from(wire::Refusal::None);
-    let hold = answer.hold.iter().map(|hold| hold.generation);
-    let hold = hold.map(|number| ObjectRef::of_hold(Generation(number)));
-    entries
-        .into_iter()
-        .zip(&answer.results)
-        .filter(|(_, put)| put.refusal == ok)
-        .filter_map(|(entry, put)| {
-            Some(ObjectRef {
-                key: ObjectKey::new(&entry.key).ok()?,
-                generation: Generation(put.generation),
-            })
-        })
-        .chain(hold)
-        .collect()
+    fn never_answered(&self, start: Start) {
+        let life = self.life;
+        self.wires.outbox.push(Chore::TakeBack { life, start });
+    }
 }
 
 /// A call that has not come back yet; dropping it cleans up.
@@ -442,11 +418,12 @@ impl Drop for Waiting<'_> {
             return;
         }
         self.answer.close();
-        if self.request.reserves && self.handed_over {
+        if let (true, Some(start)) = (self.handed_over, Start::of(self.id, self.request)) {
             // The reader finds the caller gone from here on. What it sent just before is here.
             if let Ok(Ok(response)) = self.answer.try_recv() {
-                let Request { tenant, body, .. } = self.request.clone();
-                self.connection.take_back(tenant, body, &response);
+                self.connection.take_back(start, &response);
+            } else if self.connection.wires.pending.lock().is_none() {
+                self.connection.never_answered(start);
             }
         } else if let Some(pending) = self.connection.wires.pending.lock().as_mut() {
             pending.remove(&self.id.0);

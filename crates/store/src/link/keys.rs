@@ -61,7 +61,7 @@ impl MasterLink {
                 unreachable_segments: segment_ids(query.unreachable),
                 peek: query.peek,
             };
-            let request = self.look_up(&request, keys);
+            let request = self.about(&request, keys);
             let Response::Exists(answer) = self.call(&request).await?.0 else {
                 return Err(self.shared().wrong_kind());
             };
@@ -117,7 +117,7 @@ impl MasterLink {
                 unreachable_segments: segment_ids(options.unreachable),
                 unfinished,
             };
-            let request = self.look_up(&request, &keys[part.clone()]);
+            let request = self.about(&request, &keys[part.clone()]);
             let (answer, connection) = self.call(&request).await?;
             let Response::GetStart(answer) = answer else {
                 return Err(self.shared().wrong_kind());
@@ -224,7 +224,7 @@ impl MasterLink {
             let request = Request {
                 body: encode(&request, &entries[part.clone()]),
                 tenant: self.tenant().clone(),
-                if_lost: IfLost::SeeThrough,
+                if_lost: IfLost::Repeat,
                 reserves: true,
             };
             let (answer, connection) = self.call(&request).await?;
@@ -345,7 +345,7 @@ impl MasterLink {
                 keys: Vec::new(),
                 timeout_ms: millis(wait),
             };
-            let request = self.look_up(&request, keys);
+            let request = self.about(&request, keys);
             let within = wait + self.shared().config.timeouts.call;
             let answer = self.shared().call(&request, within).await?.0;
             let results = self.key_results(answer, keys.len())?;
@@ -415,16 +415,8 @@ impl MasterLink {
         Request {
             body: encode_batch(request, entries),
             tenant: self.tenant().clone(),
-            if_lost: IfLost::SeeThrough,
-            reserves: false,
-        }
-    }
-
-    /// One that changes nothing that would have to be undone: leases run out.
-    fn look_up<R: Batch>(&self, request: &R, entries: &[R::Entry]) -> Request {
-        Request {
             if_lost: IfLost::Repeat,
-            ..self.about(request, entries)
+            reserves: false,
         }
     }
 

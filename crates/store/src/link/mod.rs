@@ -9,11 +9,10 @@
 //! - Every call ends: with an answer, or with an error by its deadline ([`Timeouts::call`] for each
 //!   message of a batch).
 //! - While the master is known to be unreachable, calls fail at once; see [`LinkState`].
-//! - A call that the connection broke under is repeated after the reconnect, where that can't do harm:
-//!   under the same request id, so that a start is made once. Look-ups fail as soon as the master is known to be
-//!   unreachable; puts and ends wait for it until their deadline. Removals and
-//!   (un)mounts are not repeated; they fail with [`StoreError::MasterUnreachable`].
-//! - A put start whose caller goes away while it is under way is taken back in the background; a
+//! - A call that the connection broke under is repeated if it is renewed at once, where that can't do harm:
+//!   under the same request id, so that a start is made once. It fails as soon as the master is known to be
+//!   unreachable. Removals and (un)mounts are not repeated; they fail with [`StoreError::MasterUnreachable`].
+//! - A put start whose caller goes away while it is under way, or that failed so, is taken back in the background; a
 //!   lease is left to run out.
 //! - A batch of any size goes through, in as many messages as it takes.
 //!
@@ -43,6 +42,7 @@ mod split;
 mod supervise;
 mod tools;
 mod types;
+mod unanswered;
 
 pub use config::{Backoff, LinkConfig, Timeouts};
 pub use connector::{Connector, Opened, TcpConnector};

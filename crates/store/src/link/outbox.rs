@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::types::{CommandId, Life};
+use super::unanswered::Start;
 
 const MAX_CHORES: usize = 65_536;
 
@@ -31,6 +32,8 @@ pub(super) enum Chore {
         tenant: Tenant,
         objects: Vec<ObjectRef>,
     },
+    /// Nobody knows what this start reserved; nothing was written.
+    TakeBack { life: Life, start: Start },
 }
 
 /// The queue.

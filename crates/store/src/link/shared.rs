@@ -3,10 +3,9 @@
 //! The circuit breaker (requirement S10) is the link's status. *Up*: calls go out. *Connecting*: the
 //! connection was just lost and the first attempt to renew it is under way; calls wait for its verdict.
 //! *Down*: an attempt has failed; new calls fail at once, in the time that it takes to look, while the
-//! supervisor goes on trying. A call that was on its way when the connection broke is repeated where
-//! that is harmless; if what became of it matters, it has until its own deadline, and fails like a new one
-//! otherwise. While it is in doubt whether the master is alive ([`Signs`](super::signs::Signs)), such calls
-//! are not sent either.
+//! supervisor goes on trying. A call that was on its way when the connection broke waits for that verdict, too, and is
+//! repeated where that is harmless. While it is in doubt whether the master is alive
+//! ([`Signs`](super::signs::Signs)), calls are not sent either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +24,7 @@ use super::connection::{AskError, Connection, IfLost, Request, Response};
 use super::doubts::Doubts;
 use super::outbox::Outbox;
 use super::types::{Life, LinkState, NodeEvent, SessionEvent};
+use super::unanswered::Unanswered;
 use crate::error::StoreError;
 
 /// Commands that wait for their handler. Those that don't fit are dropped: the master repeats them.
@@ -183,18 +183,13 @@ impl Shared {
         }
     }
 
-    /// A connection to send on. A `patient` call waits for one until its deadline even while the
-    /// master is known to be unreachable.
-    pub(super) async fn ready(
-        &self,
-        patient: bool,
-        deadline: Instant,
-    ) -> Result<Arc<Connection>, StoreError> {
+    /// A connection to send on.
+    pub(super) async fn ready(&self, deadline: Instant) -> Result<Arc<Connection>, StoreError> {
         let verdict = |status: &Status| match status {
             Status::Up(connection) => Some(Ok(Arc::clone(connection))),
             Status::Closed => Some(Err(StoreError::Closed)),
-            Status::Down(error) if !patient => Some(Err(error.clone())),
-            Status::Down(_) | Status::Connecting => None,
+            Status::Down(error) => Some(Err(error.clone())),
+            Status::Connecting => None,
         };
         if let Some(verdict) = verdict(&self.status.borrow()) {
             return verdict;
@@ -208,10 +203,7 @@ impl Shared {
         match waited {
             Ok(Ok(status)) => verdict(&status).unwrap_or(Err(StoreError::Closed)),
             Ok(Err(_)) => Err(StoreError::Closed),
-            Err(_) => Err(match self.status() {
-                Status::Down(error) => error,
-                _ => self.unreachable("the connection was lost".to_owned()),
-            }),
+            Err(_) => Err(self.unreachable("the connection was lost".to_owned())),
         }
     }
 
@@ -223,18 +215,22 @@ impl Shared {
     ) -> Result<(Response, Arc<Connection>), StoreError> {
         let deadline = Instant::now() + within;
         let id = self.next_request();
-        // Sent once, outcome unknown.
-        let mut sent = false;
+        let mut unanswered = Unanswered::new(&self.outbox, id, request);
         let mut rejoined = false;
         loop {
-            let matters = request.if_lost == IfLost::SeeThrough;
-            let connection = self.ready(sent && matters, deadline).await?;
+            let connection = self.ready(deadline).await?;
             let patience = self.config.timeouts.call / 8;
-            if !matters && !connection.signs.are_there(patience).await {
+            if !connection.signs.are_there(patience).await {
                 return Err(self.unreachable("it stands still".to_owned()));
             }
             let heard = connection.signs.heard();
-            let again = match connection.ask(id, request, deadline).await {
+            let asked = connection.ask(id, request, deadline).await;
+            match &asked {
+                Ok(_) => unanswered.settled(),
+                Err(AskError::Broken { handed_over: true }) => unanswered.broke(connection.life),
+                Err(AskError::Broken { .. } | AskError::Elapsed) => {}
+            }
+            let again = match asked {
                 Ok(Response::Error(error)) => {
                     let refusal =
                         Refusal::try_from(error).map_err(|error| self.bad_answer(error))?;
@@ -245,7 +241,6 @@ impl Shared {
                 }
                 Ok(response) => return Ok((response, connection)),
                 Err(AskError::Broken { handed_over }) => {
-                    sent |= handed_over;
                     (request.if_lost != IfLost::Tell || !handed_over).then_some(()).ok_or_else(|| {
                         self.unreachable(
                             "the connection was lost before the answer came, the call may have taken effect"

@@ -25,7 +25,7 @@ impl MasterLink {
             unreachable_segments: segment_ids(options.unreachable),
         });
         let request = Request {
-            if_lost: IfLost::SeeThrough,
+            if_lost: IfLost::Repeat,
             ..self.once(body)
         };
         match self.call(&request).await?.0 {

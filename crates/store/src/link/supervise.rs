@@ -283,7 +283,11 @@ pub(super) async fn empty_outbox(shared: Arc<Shared>) {
             };
             let request = match &chore {
                 Chore::FenceDone { command, .. } if command.term != term => None,
-                Chore::Revoke { life: of, .. } if *of != life => None,
+                Chore::Revoke { life: of, .. } | Chore::TakeBack { life: of, .. }
+                    if *of != life =>
+                {
+                    None
+                }
                 chore => Some(chore.request(shared.config.tenant.clone())),
             };
             if let Some(request) = request {
@@ -328,6 +332,9 @@ impl Chore {
                     unconfirmed: Vec::new(),
                 };
                 (Body::PutRevoke(revoke), tenant.clone())
+            }
+            Self::TakeBack { start, .. } => {
+                (Body::TakeBack(start.take_back()), start.tenant.clone())
             }
         };
         Request {

@@ -101,7 +101,7 @@ impl MasterLink {
         let deadline = Instant::now() + within;
         let mut renewed = false;
         loop {
-            let connection = shared.ready(renewed, deadline).await?;
+            let connection = shared.ready(deadline).await?;
             let client = MasterClient::new(connection.channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES);
             let mut request = Request::new(request.clone());

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use layercake_protocol::error::Refusal;
-use layercake_store::link::{LinkState, MasterLink};
+use layercake_store::link::{Exists, LinkState, MasterLink};
 use layercake_store::{ClientConfig, EndError, PutSession, StoreClient, StoreError};
 
 use crate::common;
@@ -68,9 +68,12 @@ impl Scene {
         session
     }
 
+    /// Waits until calls go through: a cut is noticed, and its doubts are over, a moment later.
     async fn up_again(&self) {
-        eventually("the link is up", || {
-            matches!(self.client.link().state(), LinkState::Up { .. })
+        let query = [fresh_key()];
+        eventually_async("calls go through", async || {
+            let query = Exists::readable(&query);
+            self.client.link().exists(&query).await.is_ok()
         })
         .await;
     }

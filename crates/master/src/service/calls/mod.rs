@@ -62,6 +62,7 @@ pub(super) async fn carry_out(
         }
         Request::Remove(request) => writes::remove(core, context, &request, list).await,
         Request::RemoveVersions(_) => writes::remove_versions(core, context, list).await,
+        Request::TakeBack(request) => writes::take_back(core, context, &request).await,
         Request::RemoveMatching(request) => writes::remove_matching(core, context, request).await,
         Request::Mount(request) => members::mount(core, context, request),
         Request::Unmount(request) => waits::unmount(core, context, &request, may_wait).await,

@@ -7,14 +7,18 @@ use std::time::Duration;
 use layercake_protocol::convert::{Context, KeyList, PutStartAnswer, encode_key_results};
 use layercake_protocol::endpoint::Endpoint;
 use layercake_protocol::error::{Refusal, WireError};
-use layercake_protocol::ids::{Epoch, SegmentId};
+use layercake_protocol::ids::{Epoch, RequestId, SegmentId};
 use layercake_protocol::key::Tenant;
-use layercake_protocol::replica::{PutStart, PutStarted, Recency, ReplicateConfig, VersionRef};
+use layercake_protocol::replica::{
+    ObjectRef, PutStart, PutStarted, Recency, ReplicateConfig, VersionRef,
+};
 use layercake_protocol::wire;
 use layercake_protocol::wire::master_frame::Response;
 use regex::{Regex, RegexBuilder};
 
-use super::{Core, Places, Run, breathe, caller, check_len, position, runs, segment_ids, slots};
+use super::{
+    Core, Places, Run, breathe, caller, check_len, done, position, runs, segment_ids, slots,
+};
 use crate::service::replay::{Answer, Role};
 use crate::state::{Caller, Location, Moment, PutBatch, State};
 
@@ -279,6 +283,46 @@ pub(super) async fn put_revoke(
         .collect();
     let results = results.expect("every object has its answer");
     Ok(Response::Results(encode_key_results(&results)))
+}
+
+/// Gives back what a start reserved whose answer never reached the caller. One that has not come yet is recorded as
+/// taken back, so that it reserves nothing when it does.
+pub(super) async fn take_back(
+    core: &Arc<Core>,
+    context: &Context,
+    request: &wire::TakeBackRequest,
+) -> Result<Response, Refusal> {
+    check_len(request.keys.len())?;
+    if request.start == 0 {
+        return Err(Refusal::invalid("no start has the request id 0"));
+    }
+    let start = Context {
+        request: RequestId(request.start),
+        ..context.clone()
+    };
+    let answer = match once(core, &start, async { Answer::TakenBack }).await? {
+        Answer::TakenBack => return Ok(done()),
+        Answer::PutStart(answer) if answer.results.len() == request.keys.len() => answer,
+        _ => return Err(reused(&start)),
+    };
+    let hold = answer
+        .hold
+        .as_ref()
+        .map(|hold| ObjectRef::of_hold(hold.generation));
+    let granted = request.keys.iter().zip(&answer.results);
+    let granted = granted.filter_map(|(key, result)| {
+        Some(VersionRef {
+            key,
+            generation: result.as_ref().ok()?.generation,
+        })
+    });
+    let hold = hold.iter().map(|hold| VersionRef {
+        key: hold.key.as_str(),
+        generation: hold.generation,
+    });
+    let objects: Vec<_> = granted.chain(hold).map(Ok).collect();
+    end(core, context, objects.into_iter(), State::put_revoke).await?;
+    Ok(done())
 }
 
 pub(super) async fn remove(

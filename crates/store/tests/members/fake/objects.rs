@@ -54,6 +54,15 @@ impl Objects {
             }
             Body::PutEnd(request) => results(request.objects, |object| self.put_end(&object)),
             Body::PutRevoke(request) => results(request.objects, |object| self.revoke(&object)),
+            Body::TakeBack(request) => {
+                let start = (context.client.0, request.start);
+                let granted = self.starts.get(&start).cloned().unwrap_or_default();
+                for (key, started) in request.keys.into_iter().zip(granted.results) {
+                    let generation = started.generation;
+                    let _ = self.revoke(&wire::ObjectRef { key, generation });
+                }
+                Answer::Done(wire::Done {})
+            }
             Body::WaitComplete(request) => {
                 results(request.keys, |key| match self.entries.get(&key) {
                     Some(Entry::Complete(_)) => Ok(()),

@@ -17,6 +17,7 @@ pub(crate) enum Kind {
     PutStart,
     PutEnd,
     PutRevoke,
+    TakeBack,
     WaitComplete,
     Remove,
     Mount,
@@ -37,6 +38,7 @@ impl Kind {
             Body::PutStart(_) => Self::PutStart,
             Body::PutEnd(_) => Self::PutEnd,
             Body::PutRevoke(_) => Self::PutRevoke,
+            Body::TakeBack(_) => Self::TakeBack,
             Body::WaitComplete(_) => Self::WaitComplete,
             Body::Remove(_) => Self::Remove,
             Body::Mount(_) => Self::Mount,
@@ -61,6 +63,8 @@ pub(crate) enum Fault {
     Hold,
     /// It is carried out and never answered.
     Swallow,
+    /// Nothing is done, and it is never answered.
+    Ignore,
     /// The whole call is refused.
     Refuse(Refusal),
 }

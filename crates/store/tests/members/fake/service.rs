@@ -41,7 +41,7 @@ impl FakeMaster {
                         return;
                     }
                 }
-                Some(Fault::Swallow) => {}
+                Some(Fault::Swallow | Fault::Ignore) => {}
                 Some(Fault::Drop | Fault::ApplyThenDrop) => {
                     let _ = frames
                         .send(Err(Status::unavailable("as the test wants")))
@@ -86,7 +86,7 @@ impl FakeMaster {
             body: body.clone(),
         });
         let answer = match &fault {
-            Some(Fault::Drop) => Answer::Done(wire::Done {}),
+            Some(Fault::Drop | Fault::Ignore) => Answer::Done(wire::Done {}),
             Some(Fault::Refuse(refusal)) => Answer::Error(refusal.into()),
             _ => state.apply(context, body),
         };

@@ -9,9 +9,10 @@ use layercake_store::StoreError;
 use layercake_store::link::{Exists, Life, LinkState, MasterLink, StartOptions};
 
 use super::{config, down, key, put, state, up};
-use crate::fake::{FakeMaster, Fault, Kind, Nature, PATIENCE};
+use crate::fake::{FakeMaster, Fault, Kind, Nature, PATIENCE, Served};
+use crate::port::Port;
 
-async fn connected(master: &FakeMaster) -> (MasterLink, crate::fake::Served) {
+async fn connected(master: &FakeMaster) -> (MasterLink, Served) {
     let served = master.serve();
     let link = MasterLink::connect(config(served.address))
         .await
@@ -118,54 +119,101 @@ async fn a_removal_whose_answer_was_lost_is_not_repeated() {
     assert_eq!(master.seen(Kind::Remove).len(), 1);
 }
 
-#[tokio::test]
-async fn a_commit_under_way_survives_a_restart_within_its_deadline() {
-    let master = FakeMaster::default();
-    let (link, served) = connected(&master).await;
-    let object = reserve(&link, "a").await;
-    master.on(Kind::PutEnd, Fault::Swallow);
-    let call = tokio::spawn({
-        let link = link.clone();
-        let object = object.clone();
-        async move { link.put_end(&[object]).await }
-    });
-    master
-        .until("the call arrives", |master| {
-            master.seen(Kind::PutEnd).len() == 1
-        })
-        .await;
-    let port = served.kill();
-    down(&link).await;
-    let _served = master.serve_at(port);
-    let ended = call.await.expect("no panic").expect("it is repeated");
-    assert_eq!(ended, [Ok(())]);
+/// Makes a call, and kills the master while the call is under way, which must end long before its time is over. Gives the
+/// master's port.
+async fn lose_under_way<T>(
+    (master, link, served): (&FakeMaster, &MasterLink, Served),
+    (kind, fault): (Kind, Fault),
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Port {
+    master.on(kind, fault);
+    let kill = async {
+        let arrived = |master: &FakeMaster| master.seen(kind).len() == 1;
+        master.until("the call arrives", arrived).await;
+        served.kill()
+    };
+    let both = async { tokio::join!(call, kill) };
+    let (answer, port) = tokio::time::timeout(PATIENCE, both)
+        .await
+        .expect("it does not wait for its deadline");
+    let error = answer.err().expect("nobody answers");
+    let gone = matches!(error, StoreError::MasterUnreachable { .. });
+    assert!(gone, "{kind:?}: {error}");
+    down(link).await;
+    port
 }
 
-/// Its caller would rather go without the answer than wait for it.
+/// Connected, with more time for each call than a test may take.
+async fn patiently_connected(master: &FakeMaster) -> (MasterLink, Served) {
+    let served = master.serve();
+    let mut config = config(served.address);
+    config.timeouts.call = PATIENCE * 10;
+    let link = MasterLink::connect(config).await.expect("it is there");
+    (link, served)
+}
+
 #[tokio::test]
 async fn a_look_up_under_way_fails_once_the_master_is_known_to_be_gone() {
     let master = FakeMaster::default();
-    let (link, served) = connected(&master).await;
-    master.on(Kind::Exists, Fault::Swallow);
-    let call = tokio::spawn({
-        let link = link.clone();
-        async move { link.exists(&Exists::readable(&[key("a")])).await }
-    });
-    master
-        .until("the call arrives", |master| {
-            master.seen(Kind::Exists).len() == 1
-        })
-        .await;
+    let (link, served) = patiently_connected(&master).await;
+    let keys = [key("a")];
+    let query = Exists::readable(&keys);
+    let lost = (Kind::Exists, Fault::Swallow);
+    lose_under_way((&master, &link, served), lost, link.exists(&query)).await;
+}
+
+#[tokio::test]
+async fn a_commit_under_way_fails_once_the_master_is_known_to_be_gone_and_can_be_repeated() {
+    for fault in [Fault::Swallow, Fault::Ignore] {
+        let master = FakeMaster::default();
+        let (link, served) = patiently_connected(&master).await;
+        let objects = [reserve(&link, "a").await];
+        let lost = (Kind::PutEnd, fault);
+        let end = link.put_end(&objects);
+        let port = lose_under_way((&master, &link, served), lost, end).await;
+        let _served = master.serve_at(port);
+        up(&link).await;
+        let ended = link.put_end(&objects).await.expect("it is back");
+        assert_eq!(ended, [Ok(())]);
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_failed_under_way_is_taken_back_by_its_number() {
+    let config = ReplicateConfig::default();
+    let entries = [put("a"), put("b")];
+    for (fault, made) in [(Fault::Swallow, 2), (Fault::Ignore, 0)] {
+        let master = FakeMaster::default();
+        let (link, served) = patiently_connected(&master).await;
+        let start = link.put_start(&entries, &config, StartOptions::default());
+        let lost = (Kind::PutStart, fault);
+        let port = lose_under_way((&master, &link, served), lost, start).await;
+        assert_eq!(master.reservations(), made);
+        let _served = master.serve_at(port);
+        let told = |master: &FakeMaster| master.seen(Kind::TakeBack).len() == 1;
+        master.until("it is taken back", told).await;
+        assert_eq!(master.reservations(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_start_is_taken_back_whose_caller_went_away_before_the_connection_broke() {
+    let config = ReplicateConfig::default();
+    let entries = [put("a")];
+    let master = FakeMaster::default();
+    let (link, served) = patiently_connected(&master).await;
+    master.on(Kind::PutStart, Fault::Swallow);
+    let start = link.put_start(&entries, &config, StartOptions::default());
+    tokio::select! {
+        answer = start => panic!("nobody answers: {answer:?}"),
+        () = master.until("it is made", |master| master.reservations() == 1) => {}
+    }
     let port = served.kill();
-    let error = call.await.expect("no panic").expect_err("nobody listens");
-    assert!(
-        matches!(error, StoreError::MasterUnreachable { .. }),
-        "{error}"
-    );
+    down(&link).await;
     let _served = master.serve_at(port);
-    up(&link).await;
-    let existence = link.exists(&Exists::readable(&[key("a")])).await;
-    existence.expect("it is back");
+    master
+        .until("it is taken back", |master| master.reservations() == 0)
+        .await;
 }
 
 #[tokio::test]
