@@ -96,7 +96,8 @@ assert engine.initialize("127.0.0.1:17003", sys.argv[1], "tcp", "") == 0
 """
     Metadata.delay = 0.5
     assert check_child(code + last, metadata) == ""
-    assert Metadata.asked == ["layercake/engine/127.0.0.1:17003"], "it asks whether the entry is its own"
+    # Whether the name is free, and whether the entry is still its own.
+    assert Metadata.asked == ["layercake/engine/127.0.0.1:17003"] * 2
     assert Metadata.values == {}
 
 
@@ -108,7 +109,7 @@ def test_a_peer_that_is_named_by_its_address_is_looked_up_once(metadata):
     name = f"127.0.0.1:{answering.get_rpc_port()}"
     for _ in range(20):
         assert asking.transfer_sync_write(name, here.address, there.address, 4096) == 0
-    assert Metadata.asked == [f"layercake/engine/{name}"]
+    assert Metadata.asked == ["layercake/engine/127.0.0.1:17001", f"layercake/engine/{name}"]
 
 
 def test_a_name_that_comes_later_is_found_at_once(metadata):
@@ -116,6 +117,33 @@ def test_a_name_that_comes_later_is_found_at_once(metadata):
     assert asking.send_probe("127.0.0.1:17002") < 0
     _there = listed("127.0.0.1:17002", metadata)
     assert asking.send_probe("127.0.0.1:17002") == 0
+
+
+def test_the_name_of_a_running_engine_is_not_given_away(metadata):
+    name = "127.0.0.1:17004"
+    running, there, here = listed(name, metadata), Memory(4096), Memory(4096)
+    assert running.register_memory(there.address, 4096) == 0
+    entry = dict(Metadata.values)
+    listed(name, metadata, code=-1)
+    assert Metadata.values == entry
+    asking = listed("127.0.0.1:17005", metadata)
+    assert asking.transfer_sync_write(name, here.address, there.address, 4096) == 0
+    del running
+    wait_until(lambda: len(Metadata.values) == 1)
+    listed(name, metadata)
+
+
+def test_the_name_of_an_engine_that_crashed_is_free(metadata):
+    code = """
+import os, sys
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1:17006", sys.argv[1], "tcp", "") == 0
+os._exit(0)
+"""
+    check_child(code, metadata)
+    assert len(Metadata.values) == 1, "nobody took it back"
+    listed("127.0.0.1:17006", metadata)
 
 
 def test_metadata_servers_that_are_none(metadata):

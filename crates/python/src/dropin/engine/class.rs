@@ -79,7 +79,8 @@ impl PyMooncakeEngine {
             Err(error) => return refused(&error),
         };
         let host = local_hostname.to_owned();
-        match runtime::run(py, Live::start(settings, host, directory))? {
+        let before = self.live()?;
+        match runtime::run(py, Live::start(settings, host, directory, before))? {
             Ok(live) => {
                 runtime::close_later(py, live.named());
                 let live = Owned::new(Arc::new(live));

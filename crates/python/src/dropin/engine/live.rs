@@ -22,6 +22,9 @@ use crate::peers::{Move, PeerEngine, PeerError, check_notification};
 /// How long closing waits for what is in flight.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long an engine that has the name already may take to say that it runs.
+const HOLDER_WITHIN: Duration = Duration::from_secs(2);
+
 /// Codes of this interface.
 pub(super) mod code {
     pub(in super::super) const FAILED: i64 = -1;
@@ -38,6 +41,10 @@ pub(super) enum StartError {
     Engine(#[from] StoreError),
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+    #[error(
+        "the name {name:?} belongs to a running engine at {holder}: choose another name, or close that engine first"
+    )]
+    NameTaken { name: String, holder: String },
 }
 
 /// An engine, its managed buffers, and its transfers under way. Its methods are called without the
@@ -64,11 +71,12 @@ impl Live {
         }
     }
 
-    /// Starts an engine that is known as `host`.
+    /// Starts an engine that is known as `host`, and takes the place of the one before if there is one.
     pub(super) async fn start(
         settings: EngineSettings,
         host: String,
         directory: Option<Directory>,
+        before: Option<Arc<Self>>,
     ) -> Result<Self, StartError> {
         let advertise = settings.advertise;
         let engine = PeerEngine::start(settings).await?;
@@ -79,11 +87,20 @@ impl Live {
         if let Some(advertise) = advertise {
             address.set_ip(advertise.ip());
         }
-        match Names::listed(directory, &host, &address.to_string()).await {
+        let address = address.to_string();
+        let listing = async {
+            let own = [
+                before.as_ref().and_then(|live| live.peers.names.own()),
+                Some(&*address),
+            ];
+            refuse_taken(&engine, &directory, &host, &own).await?;
+            Ok(Names::listed(directory, &host, &address).await?)
+        };
+        match listing.await {
             Ok(names) => Ok(Self::new(engine, &host, names)),
             Err(error) => {
                 engine.close(Instant::now() + CLOSE_WITHIN).await;
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -321,6 +338,29 @@ impl Drop for Live {
         let peers = Arc::clone(&self.peers);
         let handle = self.peers().handle();
         handle.spawn(async move { peers.close(Instant::now() + CLOSE_WITHIN).await });
+    }
+}
+
+/// Refuses a name that belongs to an engine at none of its `own` addresses, if that engine answers. One that crashed left
+/// its entry behind. Of two that start at the same moment the later one has the name.
+async fn refuse_taken(
+    engine: &PeerEngine,
+    directory: &Directory,
+    name: &str,
+    own: &[Option<&str>],
+) -> Result<(), StartError> {
+    let Some(holder) = directory.get(name).await? else {
+        return Ok(());
+    };
+    if own.contains(&Some(&*holder)) {
+        return Ok(());
+    }
+    match tokio::time::timeout(HOLDER_WITHIN, engine.probe(&holder)).await {
+        Ok(Ok(_)) => Err(StartError::NameTaken {
+            name: name.to_owned(),
+            holder,
+        }),
+        _ => Ok(()),
     }
 }
 

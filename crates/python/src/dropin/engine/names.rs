@@ -148,6 +148,11 @@ impl Names {
         })
     }
 
+    /// The address under which this engine is listed.
+    pub(super) fn own(&self) -> Option<&str> {
+        self.listed.as_ref().map(|listed| &*listed.address)
+    }
+
     /// Where a peer is. A name that the server does not know may be an address itself.
     async fn address<'a>(&self, peer: &'a str) -> Cow<'a, str> {
         let Some(listed) = &self.listed else {
