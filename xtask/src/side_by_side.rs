@@ -1,4 +1,5 @@
-//! Figures of two providers beside each other: of every test the numbers that both told, as medians of its runs.
+//! Figures of two providers beside each other: of every test the numbers that both told, as medians of its runs. Where a run
+//! lists rounds, each counts by itself.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,10 +20,18 @@ impl SideBySide {
             return;
         };
         for (field, value) in &fields {
-            let Some(number) = value.as_f64() else {
-                continue;
-            };
-            let of_field = self.0.entry((test.to_owned(), field.clone()));
+            self.take(provider, test, field, value);
+            for round in value.as_array().into_iter().flatten() {
+                for (inner, value) in round.as_object().into_iter().flatten() {
+                    self.take(provider, test, &format!("{field}.{inner}"), value);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, provider: &'static str, test: &str, field: &str, value: &Value) {
+        if let Some(number) = value.as_f64() {
+            let of_field = self.0.entry((test.to_owned(), field.to_owned()));
             let of_provider = of_field.or_default().entry(provider).or_default();
             of_provider.push(number);
         }
@@ -71,11 +80,18 @@ mod tests {
             r#"{"test": "store", "warm_s": 0.25, "own": 1}"#,
         );
         both.add("layercake", "not a result");
+        let rounds = r#"{"test": "p2p", "rounds": [{"s": 3}, {"s": 1}, {"s": 2, "why": "no"}]}"#;
+        both.add("mooncake", rounds);
+        both.add("layercake", rounds);
         let table = both.table(["mooncake", "layercake"]);
         let rows: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())
             .collect();
-        assert_eq!(rows[1..], [["store", "warm_s", "0.3", "0.25"]]);
+        let expected = [
+            ["p2p", "rounds.s", "2", "2"],
+            ["store", "warm_s", "0.3", "0.25"],
+        ];
+        assert_eq!(rows[1..], expected);
     }
 }
