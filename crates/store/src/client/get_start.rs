@@ -17,7 +17,7 @@ use layercake_protocol::replica::{GetStarted, Recency};
 
 use super::StoreClient;
 use super::core::{Core, now};
-use super::guess::Guess;
+use super::guess::{Guess, Landed};
 use super::hints::Hint;
 use super::leases::Leases;
 use super::places::{Place, Places, Targets};
@@ -141,7 +141,7 @@ async fn start(
     }
     let guessed = match guess {
         Some(guess) => guess.land(&mut opening.open).await,
-        None => Vec::new(),
+        None => Landed::new(),
     };
     let found = opening.open.iter().map(|(_, candidate)| {
         let key = &candidate.lease().object().key;

@@ -16,6 +16,7 @@ use std::pin::pin;
 
 use layercake_protocol::key::ObjectKey;
 use layercake_transport::{Direction, PieceError};
+use smallvec::{SmallVec, smallvec};
 
 use super::fanout::{Fanout, Flight};
 use super::get_start::Candidate;
@@ -27,15 +28,21 @@ use super::suspects::blames_peer;
 /// Bytes that one call guesses.
 const MOST: u64 = 256 << 10;
 
+/// Objects of a call for which nothing is allocated.
+pub(super) const FEW: usize = 2;
+
 /// The guesses of one call.
 pub(super) struct Guess<'a> {
     wanted: Wanted<'a>,
     keys: &'a [ObjectKey],
-    made: Vec<Made>,
+    made: SmallVec<[Made; FEW]>,
     scratch: Scratch,
     /// `None`: nothing was sent yet.
     flight: Option<Flight<usize>>,
 }
+
+/// Candidates, each with the index of its key and the answer of its first read.
+pub(super) type Landed = SmallVec<[(usize, Candidate, Answer); FEW]>;
 
 /// One object.
 struct Made {
@@ -47,7 +54,6 @@ struct Made {
     len: u64,
     /// The master named what was read.
     confirmed: bool,
-    arrived: Option<Result<(), PieceError>>,
 }
 
 impl<'a> Guess<'a> {
@@ -58,7 +64,7 @@ impl<'a> Guess<'a> {
             return None;
         }
         let suspects = core.unreachable();
-        let mut made = Vec::new();
+        let mut made = SmallVec::new();
         let mut at = 0;
         for (index, hint) in core.hints.find(keys).into_iter().enumerate() {
             let Some(hint) = hint else { continue };
@@ -72,7 +78,6 @@ impl<'a> Guess<'a> {
                 at,
                 len,
                 confirmed: false,
-                arrived: None,
             });
             at += len;
         }
@@ -119,10 +124,7 @@ impl<'a> Guess<'a> {
 
     /// Takes out of `open` what was read where the master says that it lies, each with the answer of its first
     /// read. The others are left to be read.
-    pub(super) async fn land(
-        mut self,
-        open: &mut Vec<(usize, Candidate)>,
-    ) -> Vec<(usize, Candidate, Answer)> {
+    pub(super) async fn land(mut self, open: &mut Vec<(usize, Candidate)>) -> Landed {
         let core = self.wanted.core;
         // Both are in the keys' order.
         let mut candidates = open.iter().peekable();
@@ -135,21 +137,21 @@ impl<'a> Guess<'a> {
             }
         }
         if let Some(flight) = self.flight.take() {
-            let Self { made, .. } = &mut self;
-            let confirmed: Vec<bool> = made.iter().map(|made| made.confirmed).collect();
+            let mut arrived: SmallVec<[_; FEW]> = smallvec![None; self.made.len()];
             let still = flight
                 .land_some(
-                    |at| confirmed[*at],
-                    |at, result| made[at].arrived = Some(result.map(drop)),
+                    |at| self.made[*at].confirmed,
+                    |at, result| arrived[at] = Some(result.map(drop)),
                 )
                 .await;
-            let mut landed = Vec::new();
+            let mut landed = Landed::new();
             let mut rest = std::mem::take(open).into_iter().peekable();
-            for made in &self.made {
+            for (made, arrived) in self.made.iter().zip(arrived) {
                 open.extend(std::iter::from_fn(|| {
                     rest.next_if(|(at, _)| *at < made.index)
                 }));
-                let answer = self.answer(made, rest.peek().map(|(_, candidate)| candidate));
+                let candidate = rest.peek().map(|(_, candidate)| candidate);
+                let answer = self.answer(made, arrived, candidate);
                 let counters = &core.counters;
                 if matches!(answer, Some(Ok(_))) {
                     counters.guesses_right.one();
@@ -169,13 +171,18 @@ impl<'a> Guess<'a> {
             return landed;
         }
         self.scratch.recycle();
-        Vec::new()
+        Landed::new()
     }
 
     /// What the first read of a candidate brought; `None`: it is to be read.
-    fn answer(&self, made: &Made, candidate: Option<&Candidate>) -> Option<Answer> {
+    fn answer(
+        &self,
+        made: &Made,
+        arrived: Option<Result<(), PieceError>>,
+        candidate: Option<&Candidate>,
+    ) -> Option<Answer> {
         let candidate = candidate.filter(|_| made.confirmed)?;
-        match made.arrived? {
+        match arrived? {
             Ok(()) => {
                 let bytes = self.scratch.bytes(made.at, made.len).ok()?;
                 // What does not fit is looked at once more.

@@ -20,7 +20,9 @@ use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::Replica;
 use layercake_transport::Engine;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
+use super::guess::FEW;
 use super::places::{Place, Target};
 
 /// How many hints share a set, and how many sets there are.
@@ -86,7 +88,7 @@ impl Hints {
     }
 
     /// What is known of each key.
-    pub(super) fn find(&self, keys: &[ObjectKey]) -> Vec<Option<Hint>> {
+    pub(super) fn find(&self, keys: &[ObjectKey]) -> SmallVec<[Option<Hint>; FEW]> {
         let mut table = self.table.lock();
         let hints = keys.iter().map(|key| table.find(self.hasher.hash_one(key)));
         hints.collect()
