@@ -24,6 +24,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 mod cut;
 mod inline;
 mod run;
+mod unit;
 
 pub(crate) use cut::Part;
 pub(crate) use run::{Moved, PartMover, PieceRun, Results};

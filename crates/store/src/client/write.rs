@@ -43,6 +43,9 @@ pub struct Range {
     pub local: LocalSlice,
 }
 
+/// The most answers that room is made for before there are any.
+const MOST_ANSWERS: usize = 4096;
+
 /// Ranges to write into one object.
 #[derive(Debug)]
 pub struct RangeWrite<'a, R = Vec<Range>> {
@@ -71,7 +74,8 @@ impl StoreClient {
         let core = self.core();
         let writes = writes.into_iter();
         let mut call = core.writes.take();
-        let mut answers = Vec::with_capacity(writes.size_hint().0);
+        let (least, most) = writes.size_hint();
+        let mut answers = Vec::with_capacity(most.map_or(least, |most| most.min(MOST_ANSWERS)));
         for (index, write) in writes.enumerate() {
             answers.push(call.admit(index, write).err().map(Err));
         }

@@ -1,73 +1,62 @@
 //! Small batches, moved by the thread that submits them.
 //!
-//! That is quicker than waking another one, and takes some tens of microseconds at most: the headers of
-//! a usual batch of objects belong here. Nothing is shared, split or queued, so none of what
+//! What one unit holds is one thread's work anyway, and waking another one for it takes longer than some tens of microseconds:
+//! the headers of a usual batch of objects belong here, and small entries of a layer. Nothing is shared, split or queued, so none of what
 //! [`super::run`] keeps for that is needed; what a batch comes to is the same.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use smallvec::SmallVec;
-
 use super::cut::{Part, UNIT_BYTES, UNIT_PARTS};
-use super::run::{Moved, PartMover, Results};
+use super::run::{Moved, PartMover};
+use super::unit::Unit;
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;
 
-/// The most bytes of a batch that counts as small: of those, waking a thread costs more than copying.
+/// The most bytes of a batch that counts as small, and the most pieces: one unit, which is one thread's work anyway.
 const MAX_BYTES: u64 = UNIT_BYTES;
-
-/// The most pieces. More are left to the copy threads, however small.
-const MAX_PIECES: usize = 64;
-
-const _: () = assert!(MAX_PIECES <= UNIT_PARTS);
-
-/// A small batch's pieces. One or few are kept without memory of their own, as what came of them is.
-type Parts = SmallVec<[Part; 4]>;
+const MAX_PIECES: usize = UNIT_PARTS;
 
 /// The pieces that need something, each as one part; none if they are too many or too large.
-pub(super) fn parts(job: &Job, set: &PieceSet) -> Option<Parts> {
-    let positions = match set {
-        PieceSet::All => job.pieces().len(),
-        PieceSet::Some(indices) => indices.len(),
-    };
-    let mut parts = Parts::with_capacity(positions.min(MAX_PIECES));
+pub(super) fn unit(job: &Job, set: &PieceSet) -> Option<Unit> {
+    let mut unit = Unit::take();
     let mut bytes = 0_u64;
     for piece in job.pending(set) {
         let len = job.pieces()[piece].remote.len;
         bytes = bytes.saturating_add(len);
-        if bytes > MAX_BYTES || parts.len() == MAX_PIECES {
+        if bytes > MAX_BYTES || unit.parts.len() == MAX_PIECES {
+            unit.give();
             return None;
         }
-        parts.push(Part {
+        unit.parts.push(Part {
             piece,
             offset: 0,
             len,
         });
     }
-    Some(parts)
+    Some(unit)
 }
 
 /// Moves these parts and gives every piece its result.
-pub(super) fn run(job: Arc<Job>, parts: &[Part], mover: &impl PartMover) {
+pub(super) fn run(job: Arc<Job>, mut unit: Unit, mover: &impl PartMover) {
+    let Unit { parts, moved } = &mut unit;
     let mut open = Open {
         job: &job,
         unfinished: parts,
     };
     let now = Instant::now();
-    let mut results = Results::with_capacity(parts.len());
     if let Some(reason) = job.stop_reason(now) {
-        results.resize(parts.len(), Moved::Failed(reason));
+        moved.resize(parts.len(), Moved::Failed(reason));
     } else if !parts.is_empty() {
         job.mark_started(now);
-        mover.move_unit(&job, parts, &mut results);
+        mover.move_unit(&job, parts, moved);
         job.add_copy_time(now.elapsed());
     }
-    debug_assert_eq!(results.len(), parts.len(), "one result per part");
+    debug_assert_eq!(moved.len(), parts.len(), "one result per part");
     let verdict = mover.conclude(&job);
     let mut back = Vec::new();
-    for (part, moved) in parts.iter().zip(results) {
+    for (part, &moved) in parts.iter().zip(&*moved) {
         let result = match (moved, verdict) {
             (Moved::Failed(error), _) | (_, Err(error)) => Err(error),
             (Moved::Done(crc), Ok(())) => Ok(PieceDone {
@@ -82,6 +71,7 @@ pub(super) fn run(job: Arc<Job>, parts: &[Part], mover: &impl PartMover) {
     }
     open.unfinished = &[];
     drop(open);
+    unit.give();
     if !back.is_empty() {
         mover.hand_back(job, PieceSet::Some(back));
     }

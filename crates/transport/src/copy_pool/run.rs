@@ -16,9 +16,9 @@ use std::time::Instant;
 
 use layercake_protocol::checksum::combine;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::cut::{Cutter, Part, UNIT_BYTES, UNIT_PARTS};
+use super::unit::Unit;
 use super::{CopyPool, Work, inline};
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet, WaitHelper};
@@ -36,7 +36,7 @@ pub(crate) enum Moved {
 }
 
 /// What came of the parts of a unit.
-pub(crate) type Results = SmallVec<[Moved; 4]>;
+pub(crate) type Results = Vec<Moved>;
 
 /// How the bytes of a batch are moved.
 pub(crate) trait PartMover: Send + Sync {
@@ -110,8 +110,8 @@ impl PieceRun {
         mover: impl PartMover + 'static,
         pool: &CopyPool,
     ) {
-        if let Some(parts) = inline::parts(&job, &set) {
-            return inline::run(job, &parts, &mover);
+        if let Some(unit) = inline::unit(&job, &set) {
+            return inline::run(job, unit, &mover);
         }
         let states = job.pieces().iter().map(|_| AtomicU64::new(state::CLEAN));
         let run = Arc::new(Self {
@@ -269,23 +269,26 @@ fn join_parts(mut parts: Vec<(Part, u32)>) -> u32 {
 
 impl Work for PieceRun {
     fn run_unit(&self) -> bool {
-        let mut unit = Vec::new();
-        if !self.claim(&mut unit) {
+        let mut unit = Unit::take();
+        if !self.claim(&mut unit.parts) {
+            unit.give();
             return false;
         }
+        let Unit { parts, moved } = &mut unit;
         let start = Instant::now();
         self.job.mark_started(start);
         // The rest of a piece that failed is not worth moving.
-        unit.retain(|part| part.offset == 0 || !self.has_failed(part.piece));
-        let mut open = OpenUnit {
+        parts.retain(|part| part.offset == 0 || !self.has_failed(part.piece));
+        let open = OpenUnit {
             run: self,
-            parts: &unit,
-            moved: Results::with_capacity(unit.len()),
+            parts,
+            moved,
             start,
         };
-        self.mover.move_unit(&self.job, &unit, &mut open.moved);
-        debug_assert_eq!(open.moved.len(), unit.len(), "one result per part");
+        self.mover.move_unit(&self.job, open.parts, open.moved);
+        debug_assert_eq!(open.moved.len(), open.parts.len(), "one result per part");
         drop(open);
+        unit.give();
         true
     }
 
@@ -306,7 +309,7 @@ impl Work for PieceRun {
 struct OpenUnit<'a> {
     run: &'a PieceRun,
     parts: &'a [Part],
-    moved: Results,
+    moved: &'a mut Results,
     start: Instant,
 }
 

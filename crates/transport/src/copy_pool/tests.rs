@@ -230,7 +230,7 @@ fn a_small_batch_is_over_when_it_was_started() {
         PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
         job
     };
-    for lengths in [&[64 << 10][..], &[1024; 64], &[1, 0, 9000]] {
+    for lengths in [&[64 << 10][..], &[128; UNIT_PARTS], &[1, 0, 9000]] {
         let job = start(lengths, false, mover.clone());
         assert!(job.is_done());
         let mut offset = 0;

@@ -25,6 +25,10 @@ use crate::error::{PieceError, Refusal};
 use crate::job::{Job, PieceSet};
 use crate::racy::{self, Source, Target, fence_after, fence_before};
 
+/// Parts that are validated before the first of them moves, so that what their tags lie in has been fetched. On the
+/// stack: a unit asks for no memory.
+const LOCATED: usize = 32;
+
 /// A region and the capability that it was asked for with.
 pub(super) type Key = (RegionId, Capability);
 
@@ -255,28 +259,30 @@ fn local_range(part: &Part) -> (usize, usize) {
 impl PartMover for ShmMover {
     fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results) {
         let slot = self.attachment.slots.raise();
-        let places = parts.iter().map(|part| self.locate(job, part));
-        let places: SmallVec<[_; 4]> = places.collect();
         let mut by_address = Vec::new();
         let first = moved.len();
-        let mut places = places.into_iter().peekable();
-        while let Some(place) = places.next() {
-            if let Some(Ok(next)) = places.peek() {
-                prefetch(job.direction(), next);
-            }
-            match place {
-                Err(reason) => moved.push(reason),
-                Ok(place) => match &place.view.backing {
-                    Backing::Mapped { memory, .. } => {
-                        let copied = self.copy_mapped(job, &place, memory);
-                        let copied = copied.map(|crc| self.recheck(&place, Moved::Done(crc)));
-                        moved.push(copied.unwrap_or_else(|reason| reason));
-                    }
-                    Backing::ByAddress => {
-                        moved.push(Moved::HandBack);
-                        by_address.push((moved.len() - 1, place));
-                    }
-                },
+        let mut located = SmallVec::<[_; LOCATED]>::new();
+        for parts in parts.chunks(LOCATED) {
+            located.extend(parts.iter().map(|part| self.locate(job, part)));
+            let mut places = located.drain(..).peekable();
+            while let Some(place) = places.next() {
+                if let Some(Ok(next)) = places.peek() {
+                    prefetch(job.direction(), next);
+                }
+                match place {
+                    Err(reason) => moved.push(reason),
+                    Ok(place) => match &place.view.backing {
+                        Backing::Mapped { memory, .. } => {
+                            let copied = self.copy_mapped(job, &place, memory);
+                            let copied = copied.map(|crc| self.recheck(&place, Moved::Done(crc)));
+                            moved.push(copied.unwrap_or_else(|reason| reason));
+                        }
+                        Backing::ByAddress => {
+                            moved.push(Moved::HandBack);
+                            by_address.push((moved.len() - 1, place));
+                        }
+                    },
+                }
             }
         }
         if !by_address.is_empty() {
