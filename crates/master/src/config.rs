@@ -12,7 +12,7 @@ use crate::state::StateConfig;
 /// Settings of a [`Master`](crate::Master). [`validate`](Self::validate) says what is accepted.
 #[derive(Clone, Debug)]
 pub struct MasterConfig {
-    /// Where to listen, and nowhere else. Off loopback it needs `token` or `insecure`.
+    /// Where to listen, and nowhere else on a network. Off loopback it needs `token` or `insecure`.
     pub listen: SocketAddr,
     /// The secret that members must know, and that the master proves to them.
     pub token: Option<SharedToken>,
@@ -25,6 +25,8 @@ pub struct MasterConfig {
     pub tick: Duration,
     /// How often members are asked to report; by default a fifth of their time to live.
     pub heartbeat_every: Option<Duration>,
+    /// Listen for members on this host on a unix socket as well, which is the shorter way for them. By default.
+    pub local_lane: bool,
     /// How long a shutdown waits for answers under way and for clients to take them.
     pub shutdown_grace: Duration,
     /// Rules of the object table. `first_generation`, `first_epoch` and `seed` are raised to what the
@@ -83,6 +85,7 @@ impl Default for MasterConfig {
             term: None,
             tick: Duration::from_millis(100),
             heartbeat_every: None,
+            local_lane: true,
             shutdown_grace: Duration::from_secs(5),
             state: StateConfig::default(),
             limits: Limits::default(),

@@ -22,9 +22,11 @@ use prometheus_client::registry::Registry;
 use crate::service::Core;
 
 mod calls;
+mod lanes;
 
 pub(crate) use calls::CallTally;
 pub use calls::{CallStat, Calls, SIZE_CLASSES};
+use lanes::Lanes;
 
 /// A request as metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +159,8 @@ pub(crate) struct Metrics {
     pub(crate) streams: Gauge,
     /// Connections that are open.
     pub(crate) connections: Gauge,
+    /// Framed lanes that are open.
+    pub(crate) lanes: Lanes,
 }
 
 impl Metrics {
@@ -191,6 +195,7 @@ impl Metrics {
             "Connections that are open",
             connections.clone(),
         );
+        let lanes = Lanes::register(registry);
         let methods = Method::ALL
             .iter()
             .map(|(_, name)| PerMethod {
@@ -205,6 +210,7 @@ impl Metrics {
             calls: CallTally::default(),
             streams,
             connections,
+            lanes,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Starting and stopping a master.
 //!
-//! Members come over gRPC or by a framed lane; the first bytes of a connection tell which. [`Master::bind`] listens on the configured address and nowhere else; [`Master::serve`] takes
+//! Members come over gRPC or by a framed lane; the first bytes of a connection tell which. [`Master::bind`] listens on the configured address, and for lanes from
+//! this host on a unix socket; [`Master::serve`] takes
 //! connections from wherever they come, so that tests bring simulated ones. Both end when the given
 //! shutdown future does: no new work is taken, what is under way is answered, and what is left after
 //! the grace time is cut off. Nothing outlives them: the ticker, the batches and the connections all
@@ -28,8 +29,11 @@ use crate::monitor::Monitor;
 use crate::service::{Core, MasterService};
 
 mod entrance;
+mod half_watched;
+mod local;
 mod severable;
 use entrance::Entrance;
+use local::LocalListener;
 use severable::Severable;
 
 /// Bytes that a client may send on one stream before it has to be read: a batch of 20,000 keys should
@@ -58,6 +62,8 @@ pub struct BoundMaster {
     master: Master,
     listener: TcpListener,
     local_addr: SocketAddr,
+    /// For lanes from this host.
+    local: Option<LocalListener>,
 }
 
 /// Worker threads that suit the runtime of a process which is a master and nothing else: one for every two
@@ -83,10 +89,20 @@ impl Master {
         let failed = |source| Error::Listen { listen, source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let local_addr = listener.local_addr().map_err(failed)?;
+        let local = master
+            .config
+            .local_lane
+            .then(LocalListener::bind)
+            .transpose()
+            .unwrap_or_else(|error| {
+                tracing::warn!(%error, "no unix socket for members on this host, which will come over TCP");
+                None
+            });
         Ok(BoundMaster {
             master,
             listener,
             local_addr,
+            local,
         })
     }
 
@@ -111,6 +127,19 @@ impl Master {
     where
         IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
+        self.serve_with(incoming, None, shutdown).await
+    }
+
+    /// As [`serve`](Self::serve), and lanes from this host.
+    async fn serve_with<IO>(
+        self,
+        incoming: impl Stream<Item = io::Result<IO>> + Send,
+        local: Option<LocalListener>,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), Error>
+    where
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
         let Self { core, config } = self;
         let sever = CancellationToken::new();
         // Whichever way this ends, nothing stays behind.
@@ -122,6 +151,12 @@ impl Master {
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_serving::<MasterServer<MasterService>>().await;
         let connections = core.metrics.connections.clone();
+        if let Some(local) = local {
+            // Told from here on, and nobody was told before.
+            let _ = core.local_lane.set(local.name().to_owned());
+            let serving = local.serve(Arc::clone(&core), sever.clone(), connections.clone());
+            core.work.spawn(serving);
+        }
         let incoming = incoming.map(move |accepted| {
             accepted.map(|io| Severable::new(io, sever.clone(), connections.clone()))
         });
@@ -182,6 +217,6 @@ impl BoundMaster {
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
         // A request is smaller than a packet and should not wait to fill one.
         let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
-        self.master.serve(incoming, shutdown).await
+        self.master.serve_with(incoming, self.local, shutdown).await
     }
 }

@@ -86,6 +86,7 @@ fn config(common: &Common, settings: &MasterSettings) -> Result<MasterConfig> {
             evict_soft_pinned: settings.evict_soft_pinned,
             ..StateConfig::default()
         },
+        local_lane: settings.local_lane,
         ..MasterConfig::default()
     })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use layercake_protocol::replica::GRANULE;
-use layercake_store::link::{LinkConfig, LinkState, MasterLink};
+use layercake_store::link::{LinkCarrier, LinkConfig, LinkState, MasterLink};
 use layercake_store::{Node, NodeConfig, StoreError};
 use layercake_transport::Engine;
 use prometheus_client::registry::Registry;
@@ -246,6 +246,7 @@ async fn serve_http(
             "name": name,
             "serving": ok,
             "master": state,
+            "master_over": link.carrier().map(LinkCarrier::name),
             "capacity_bytes": numbers.capacity_bytes,
             "mounted_bytes": numbers.mounted_bytes,
         });

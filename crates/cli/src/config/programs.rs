@@ -115,6 +115,8 @@ settings! {
         soft_pin_ttl: Duration = "30min";
         /// Whether soft-pinned objects are evicted when nothing else is left
         evict_soft_pinned: bool = "true", is switch;
+        /// Listen on a unix socket as well, over which members on this host reach the master faster
+        local_lane: bool = "true", is switch;
     }
 }
 

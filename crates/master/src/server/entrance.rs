@@ -75,31 +75,51 @@ async fn look_at<IO>(core: Arc<Core>, mut io: IO) -> Option<Rewound<IO>>
 where
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let mut first = [0; MAGIC.len()];
-    let mut had = 0;
-    while had < MAGIC.len() {
-        let read = std::future::poll_fn(|cx| {
-            let mut room = ReadBuf::new(&mut first[had..]);
-            let read = Pin::new(&mut io).poll_read(cx, &mut room);
-            read.map_ok(|()| room.filled().len())
-        });
-        // One that ends before it has said what it is was nobody's.
-        let count = read.await.ok().filter(|count| *count > 0)?;
-        had += count;
-        if first[..had] != MAGIC[..had] {
-            return Some(Rewound {
-                first,
-                had,
-                taken: 0,
-                io,
-            });
-        }
+    let first = First::read(&mut io).await?;
+    if !first.is_lane() {
+        let taken = 0;
+        return Some(Rewound { first, taken, io });
     }
-    let peer = peer(&io);
+    let peer = peer(&io).into();
     let lane = lane::serve(Arc::clone(&core), io, peer);
     // It outlives the listener, and the master waits for it when it closes down.
     core.work.spawn(lane);
     None
+}
+
+/// The first bytes of a connection, as far as they were read to tell what it is.
+#[derive(Debug)]
+pub(super) struct First {
+    bytes: [u8; MAGIC.len()],
+    had: usize,
+}
+
+impl First {
+    /// Reads them; `None`: it ended before it had said what it is, and was nobody's.
+    pub(super) async fn read<IO: AsyncRead + Unpin>(io: &mut IO) -> Option<Self> {
+        let mut first = Self {
+            bytes: [0; MAGIC.len()],
+            had: 0,
+        };
+        while first.had < MAGIC.len() && first.may_be_lane() {
+            let read = std::future::poll_fn(|cx| {
+                let mut room = ReadBuf::new(&mut first.bytes[first.had..]);
+                let read = Pin::new(&mut *io).poll_read(cx, &mut room);
+                read.map_ok(|()| room.filled().len())
+            });
+            first.had += read.await.ok().filter(|count| *count > 0)?;
+        }
+        Some(first)
+    }
+
+    fn may_be_lane(&self) -> bool {
+        self.bytes[..self.had] == MAGIC[..self.had]
+    }
+
+    /// Whether they are those of a lane.
+    pub(super) fn is_lane(&self) -> bool {
+        self.bytes == MAGIC
+    }
 }
 
 fn peer<IO: Connected>(io: &IO) -> Option<SocketAddr> {
@@ -110,8 +130,7 @@ fn peer<IO: Connected>(io: &IO) -> Option<SocketAddr> {
 /// A connection whose first bytes were read, and are read again.
 #[derive(Debug)]
 pub(super) struct Rewound<IO> {
-    first: [u8; MAGIC.len()],
-    had: usize,
+    first: First,
     taken: usize,
     io: IO,
 }
@@ -130,10 +149,10 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Rewound<IO> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.taken == self.had {
+        if self.taken == self.first.had {
             return Pin::new(&mut self.io).poll_read(cx, buf);
         }
-        let rest = &self.first[self.taken..self.had];
+        let rest = &self.first.bytes[self.taken..self.first.had];
         let count = rest.len().min(buf.remaining());
         buf.put_slice(&rest[..count]);
         self.taken += count;

@@ -127,6 +127,7 @@ impl Door {
         self.tickets.lock().insert(now, ticket, ());
         Ok(wire::AuthenticateResponse {
             ticket: ticket.to_vec().into(),
+            local_lane: None,
         })
     }
 

@@ -1,5 +1,6 @@
 //! The steps by which a connection is let in, counted and logged: the same over gRPC and on a lane.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use layercake_protocol::error::Refusal;
@@ -9,11 +10,48 @@ use tokio::time::Instant;
 use super::Core;
 use crate::metrics::Method;
 
+/// Who is at the other end of a connection, as far as the system says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// Somebody at an address.
+    At(SocketAddr),
+    /// A process on this host.
+    Local {
+        /// `None`: in a namespace that this side does not see.
+        process: Option<i32>,
+        user: u32,
+    },
+    Unknown,
+}
+
+impl From<Option<SocketAddr>> for Peer {
+    fn from(address: Option<SocketAddr>) -> Self {
+        address.map_or(Self::Unknown, Self::At)
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(address) => address.fmt(f),
+            Self::Local {
+                process: Some(process),
+                user,
+            } => write!(f, "process {process} of user {user} on this host"),
+            Self::Local {
+                process: None,
+                user,
+            } => write!(f, "a process of user {user} on this host"),
+            Self::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
 impl Core {
     /// Versions, and this side's proof.
     pub(super) fn hello(
         &self,
-        peer: Option<SocketAddr>,
+        peer: Peer,
         hello: &wire::HelloRequest,
     ) -> Result<wire::HelloResponse, Refusal> {
         let begun = Instant::now();
@@ -25,7 +63,7 @@ impl Core {
     /// The other side's proof, and its ticket.
     pub(super) fn authenticate(
         &self,
-        peer: Option<SocketAddr>,
+        peer: Peer,
         request: &wire::AuthenticateRequest,
     ) -> Result<wire::AuthenticateResponse, Refusal> {
         let begun = Instant::now();
@@ -34,11 +72,28 @@ impl Core {
         answer
     }
 
+    /// Where a caller at `remote` finds the socket for its host, if that is this one and there is a socket. It called
+    /// this master's `local` address.
+    pub(super) fn local_lane_for(
+        &self,
+        remote: SocketAddr,
+        local: SocketAddr,
+    ) -> Option<wire::LocalLane> {
+        let name = self.local_lane.get()?;
+        let (here, there) = (local.ip().to_canonical(), remote.ip().to_canonical());
+        // One host calls itself from the address that it calls, or from another one of its loopback.
+        let same_host = here == there || (here.is_loopback() && there.is_loopback());
+        same_host.then(|| wire::LocalLane {
+            name: name.clone(),
+            reached_at: SocketAddr::new(here, local.port()).to_string(),
+        })
+    }
+
     fn greeted<T>(
         &self,
         method: Method,
         begun: Instant,
-        peer: Option<SocketAddr>,
+        peer: Peer,
         program: &str,
         answer: &Result<T, Refusal>,
     ) {
@@ -47,7 +102,7 @@ impl Core {
         if let Some(refusal) = refusal
             && let Some(connections) = self.door.turned_away(self.now())
         {
-            tracing::warn!(connections, ?peer, program, %refusal, "connections were turned away");
+            tracing::warn!(connections, %peer, program, %refusal, "connections were turned away");
         }
         self.metrics.answered(method, refusal, begun.elapsed());
     }

@@ -9,7 +9,6 @@
 //! may well be this side that does not listen.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -29,6 +28,7 @@ use tokio::time::{Interval, MissedTickBehavior, timeout};
 use tokio_stream::Stream;
 
 use super::Core;
+use super::greeting::Peer;
 use super::stream::Conversation;
 
 /// How long a peer may take to greet.
@@ -41,7 +41,7 @@ const WRITE_AT: usize = 64 << 10;
 const MOST_KEPT: usize = 256 << 10;
 
 /// Greets the peer behind the magic bytes, and talks to it until either side ends the lane.
-pub(crate) async fn serve<IO>(core: Arc<Core>, io: IO, peer: Option<SocketAddr>)
+pub(crate) async fn serve<IO>(core: Arc<Core>, io: IO, peer: Peer)
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -56,14 +56,15 @@ where
         // It was told why.
         Ok(Ok(false)) => return,
         Ok(Err(error)) => {
-            tracing::debug!(?peer, %error, "a lane was not greeted");
+            tracing::debug!(%peer, %error, "a lane was not greeted");
             return;
         }
         Err(_) => {
-            tracing::debug!(?peer, "a lane was not greeted in time");
+            tracing::debug!(%peer, "a lane was not greeted in time");
             return;
         }
     }
+    let _open = core.metrics.lanes.open(peer);
     let mut ticks = tokio::time::interval(SILENCE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut lane = Lane {
@@ -72,16 +73,12 @@ where
         ended: false,
     };
     if let Err(error) = std::future::poll_fn(|cx| lane.poll(cx)).await {
-        tracing::debug!(?peer, %error, "a lane broke");
+        tracing::debug!(%peer, %error, "a lane broke");
     }
 }
 
 /// Versions and proofs. `false`: the peer was turned away.
-async fn greet<IO>(
-    core: &Core,
-    carrier: &mut Carrier<IO>,
-    peer: Option<SocketAddr>,
-) -> io::Result<bool>
+async fn greet<IO>(core: &Core, carrier: &mut Carrier<IO>, peer: Peer) -> io::Result<bool>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {

@@ -18,7 +18,7 @@ mod calls;
 mod clock;
 mod door;
 mod expiring;
-mod greeting;
+pub(crate) mod greeting;
 pub(crate) mod lane;
 mod links;
 mod replay;
@@ -26,8 +26,8 @@ mod rpc;
 mod stream;
 mod waiters;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use layercake_protocol::convert::{Context, ListedFrame};
@@ -63,6 +63,8 @@ pub(crate) struct Core {
     limits: Limits,
     heartbeat_every: Duration,
     door: Door,
+    /// The unix socket at which lanes are answered too, once there is one.
+    pub(crate) local_lane: OnceLock<String>,
     pub(crate) waiters: Waiters,
     pub(crate) replays: Replays,
     next_stream: AtomicU64,
@@ -89,6 +91,7 @@ impl Core {
             limits,
             heartbeat_every: config.heartbeat(),
             door: Door::new(config.token.clone(), term, &limits),
+            local_lane: OnceLock::new(),
             waiters: Waiters::default(),
             next_stream: AtomicU64::new(1),
             closing: CancellationToken::new(),

@@ -135,7 +135,8 @@ impl Master for MasterService {
         &self,
         request: Request<wire::HelloRequest>,
     ) -> Result<Response<wire::HelloResponse>, Status> {
-        let answer = self.core.hello(request.remote_addr(), request.get_ref());
+        let peer = request.remote_addr().into();
+        let answer = self.core.hello(peer, request.get_ref());
         answer
             .map(Response::new)
             .map_err(|refusal| (&refusal).into())
@@ -145,11 +146,15 @@ impl Master for MasterService {
         &self,
         request: Request<wire::AuthenticateRequest>,
     ) -> Result<Response<wire::AuthenticateResponse>, Status> {
-        let answer = self
-            .core
-            .authenticate(request.remote_addr(), request.get_ref());
+        let (remote, local) = (request.remote_addr(), request.local_addr());
+        let answer = self.core.authenticate(remote.into(), request.get_ref());
         answer
-            .map(Response::new)
+            .map(|mut admitted| {
+                if let (Some(remote), Some(local)) = (remote, local) {
+                    admitted.local_lane = self.core.local_lane_for(remote, local);
+                }
+                Response::new(admitted)
+            })
             .map_err(|refusal| (&refusal).into())
     }
 

@@ -33,6 +33,8 @@ pub struct LinkConfig {
     /// Uses a framed lane where the master has one: a call costs a fraction of what it costs over gRPC. Default
     /// yes.
     pub lane: bool,
+    /// Uses a lane over a unix socket to a master on this host that offers one, if `lane` allows it. Default yes.
+    pub local_lane: bool,
 }
 
 /// How long a link waits.
@@ -91,6 +93,7 @@ impl LinkConfig {
             timeouts: Timeouts::default(),
             backoff: Backoff::default(),
             lane: true,
+            local_lane: true,
         }
     }
 

@@ -33,7 +33,7 @@ use super::drive::drives;
 use super::lane::{Lane, Offer};
 use super::outbox::{Chore, Outbox};
 use super::signs::Signs;
-use super::types::Life;
+use super::types::{Life, LinkCarrier};
 use super::unanswered::Start;
 
 pub(super) type Response = wire::master_frame::Response;
@@ -247,6 +247,14 @@ impl Connection {
         match &self.wires.carrier {
             Carrier::Lane(lane) => Some(lane),
             Carrier::Grpc(_) => None,
+        }
+    }
+
+    pub(super) fn carrier(&self) -> LinkCarrier {
+        match self.lane() {
+            Some(lane) if lane.is_local => LinkCarrier::UnixLane,
+            Some(_) => LinkCarrier::TcpLane,
+            None => LinkCarrier::Grpc,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -18,6 +19,12 @@ pub trait Connector: Clone + Send + Sync + 'static {
     /// itself.
     fn opened(io: Self::Io) -> io::Result<Opened<Self::Io>> {
         Ok(Opened::Stream(io))
+    }
+
+    /// The address at the other end, if the system knows it. A master on this host that was called there offers a
+    /// shorter way; what has no address is left as it is.
+    fn peer(_io: &Self::Io) -> Option<SocketAddr> {
+        None
     }
 }
 
@@ -45,5 +52,9 @@ impl Connector for TcpConnector {
 
     fn opened(io: TcpStream) -> io::Result<Opened<TcpStream>> {
         io.into_std().map(Opened::Socket)
+    }
+
+    fn peer(io: &TcpStream) -> Option<SocketAddr> {
+        io.peer_addr().ok()
     }
 }

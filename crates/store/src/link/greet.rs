@@ -2,12 +2,15 @@
 //! stream, join.
 //!
 //! The stream is a framed lane where the master has one and it can be reached, and gRPC's else: whatever
-//! is wrong with the lane, a proxy that knows only HTTP for one, costs a line of the log and no more.
+//! is wrong with the lane, a proxy that knows only HTTP for one, costs a line of the log and no more. A master on the same host
+//! offers a lane over a unix socket, which is used if nothing stands between the two: the address that this side
+//! called must be the one that the master was called at, or a proxy would be bypassed.
 //!
 //! Nothing but nonces and versions is sent before the master has proven the token, so a stranger on
 //! the master's address learns neither keys nor tickets. Every way to fail has its own error; the
 //! whole attempt runs under the caller's deadline.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -63,13 +66,14 @@ pub(super) async fn establish<C: Connector>(
     connector: &C,
 ) -> Result<Established, StoreError> {
     let connect = shared.config.timeouts.connect;
-    let (channel, first) = match tokio::time::timeout(connect, open(shared, connector)).await {
-        Ok(opened) => opened?,
-        Err(_) => {
-            return Err(shared.unreachable(format!("no connection within {connect:?}")));
-        }
-    };
-    match tokio::time::timeout(connect, greet(shared, connector, channel)).await {
+    let (channel, first, called) =
+        match tokio::time::timeout(connect, open(shared, connector)).await {
+            Ok(opened) => opened?,
+            Err(_) => {
+                return Err(shared.unreachable(format!("no connection within {connect:?}")));
+            }
+        };
+    match tokio::time::timeout(connect, greet(shared, connector, channel, called)).await {
         Ok(Ok(established)) => Ok(established),
         Ok(Err(error)) => Err(match first.other_service() {
             Some(detail) => StoreError::NotAMaster {
@@ -101,11 +105,12 @@ where
 async fn open<C: Connector>(
     shared: &Shared,
     connector: &C,
-) -> Result<(Channel, FirstBytes), StoreError> {
+) -> Result<(Channel, FirstBytes, Option<SocketAddr>), StoreError> {
     let io = connector
         .connect(&shared.master)
         .await
         .map_err(|error| shared.unreachable(error.to_string()))?;
+    let called = C::peer(&io);
     let (io, first) = Sniffed::new(io);
     let timeouts = &shared.config.timeouts;
     let endpoint = Endpoint::from_shared(format!("http://{}", shared.master))
@@ -130,17 +135,23 @@ async fn open<C: Connector>(
         }))
         .await
         .map_err(|error| shared.unreachable(chain(&error)))?;
-    Ok((channel, first))
+    Ok((channel, first, called))
 }
 
 async fn greet<C: Connector>(
     shared: &Shared,
     connector: &C,
     channel: Channel,
+    called: Option<SocketAddr>,
 ) -> Result<Established, StoreError> {
-    let (ticket, has_lane) = authenticate(shared, &channel).await?;
+    let Admitted {
+        ticket,
+        has_lane,
+        local_lane,
+    } = authenticate(shared, &channel).await?;
     let lane = if has_lane && shared.config.lane {
-        open_lane(shared, connector).await
+        let local = local_lane.filter(|local| shared.config.local_lane && is_for(local, called));
+        open_lane(shared, connector, local).await
     } else {
         None
     };
@@ -169,18 +180,46 @@ async fn greet<C: Connector>(
     })
 }
 
+/// Whether a lane over a unix socket leads where this side's call went, to `called`, and around nobody.
+fn is_for(local: &wire::LocalLane, called: Option<SocketAddr>) -> bool {
+    let called = called.map(|called| SocketAddr::new(called.ip().to_canonical(), called.port()));
+    called.is_some() && local.reached_at.parse().ok() == called
+}
+
 /// A lane, if there is a way. It has half the time of the attempt, so that gRPC has the other.
-async fn open_lane<C: Connector>(shared: &Shared, connector: &C) -> Option<Arc<Lane>> {
-    let within = shared.config.timeouts.connect / 2;
-    let opened = tokio::time::timeout(within, lane::open(shared, connector)).await;
-    let opened = opened.unwrap_or_else(|_| {
-        Err(shared.unreachable(format!("no greeting on the lane within {within:?}")))
-    });
-    opened
+async fn open_lane<C: Connector>(
+    shared: &Shared,
+    connector: &C,
+    local: Option<wire::LocalLane>,
+) -> Option<Arc<Lane>> {
+    let within = shared.config.timeouts.connect / 4;
+    if let Some(local) = local {
+        let opened = greeted_in(shared, within, lane::open_local(shared, &local.name)).await;
+        match opened {
+            Ok(lane) => return Some(lane),
+            // In another network namespace, for one.
+            Err(error) => {
+                tracing::debug!(master = %shared.master, %error, "no way over the unix socket, going over TCP");
+            }
+        }
+    }
+    greeted_in(shared, within, lane::open(shared, connector))
+        .await
         .inspect_err(|error| {
             tracing::info!(master = %shared.master, %error, "no lane to the master, staying with gRPC");
         })
         .ok()
+}
+
+async fn greeted_in(
+    shared: &Shared,
+    within: Duration,
+    opens: impl Future<Output = Result<Arc<Lane>, StoreError>>,
+) -> Result<Arc<Lane>, StoreError> {
+    let opened = tokio::time::timeout(within, opens).await;
+    opened.unwrap_or_else(|_| {
+        Err(shared.unreachable(format!("no greeting on the lane within {within:?}")))
+    })
 }
 
 /// Makes the wires, and says on them that this member joins. The request's id.
@@ -229,8 +268,15 @@ async fn open_stream(
     Ok(inbound.into_inner())
 }
 
-/// Versions and proofs, both ways. The ticket, and whether the master has lanes.
-async fn authenticate(shared: &Shared, channel: &Channel) -> Result<(Ticket, bool), StoreError> {
+/// What the greeting ends with.
+struct Admitted {
+    ticket: Ticket,
+    has_lane: bool,
+    local_lane: Option<wire::LocalLane>,
+}
+
+/// Versions and proofs, both ways.
+async fn authenticate(shared: &Shared, channel: &Channel) -> Result<Admitted, StoreError> {
     let mut client = wire::master_client::MasterClient::new(channel.clone());
     let proofs = Proofs::begin(shared);
     let hello = client
@@ -244,7 +290,11 @@ async fn authenticate(shared: &Shared, channel: &Channel) -> Result<(Ticket, boo
         .await
         .map_err(|status| shared.status_error(&status))?
         .into_inner();
-    Ok((proofs.ticket(&answer)?, has_lane))
+    Ok(Admitted {
+        ticket: proofs.ticket(&answer)?,
+        has_lane,
+        local_lane: answer.local_lane,
+    })
 }
 
 /// The answer to the join, which comes before any other.

@@ -48,8 +48,8 @@ pub use config::{Backoff, LinkConfig, Timeouts};
 pub use connector::{Connector, Opened, TcpConnector};
 pub use drive::block_on;
 pub use types::{
-    CommandId, Existence, Exists, GetsStarted, Life, LinkState, NodeEvent, ObjectDetail,
-    ObjectPage, PutsStarted, Renewed, SessionEvent, StartOptions,
+    CommandId, Existence, Exists, GetsStarted, Life, LinkCarrier, LinkState, NodeEvent,
+    ObjectDetail, ObjectPage, PutsStarted, Renewed, SessionEvent, StartOptions,
 };
 
 use std::fmt;
@@ -149,7 +149,18 @@ impl MasterLink {
 
     /// Whether the link is up, and over a framed lane; else it is down, or over gRPC.
     pub fn uses_lane(&self) -> bool {
-        matches!(self.shared().status(), Status::Up(connection) if connection.lane().is_some())
+        matches!(
+            self.carrier(),
+            Some(LinkCarrier::TcpLane | LinkCarrier::UnixLane)
+        )
+    }
+
+    /// What carries the link, while it is up.
+    pub fn carrier(&self) -> Option<LinkCarrier> {
+        let Status::Up(connection) = self.shared().status() else {
+            return None;
+        };
+        Some(connection.carrier())
     }
 
     /// The namespace of the keys in this handle's calls.

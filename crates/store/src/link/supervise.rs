@@ -40,7 +40,8 @@ pub(super) async fn supervise<C: Connector>(shared: Arc<Shared>, connector: C, f
                 () = shared.closed() => return,
                 established = reconnect(&shared, &connector) => established,
             };
-            tracing::info!(master = %shared.master, "the master is back");
+            let over = established.connection.carrier().name();
+            tracing::info!(master = %shared.master, over, "the master is back");
         }
     };
     tokio::select! {

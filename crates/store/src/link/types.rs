@@ -38,6 +38,29 @@ pub enum LinkState {
     Closed,
 }
 
+/// What carries a link to its master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkCarrier {
+    /// A gRPC stream.
+    Grpc,
+    /// A framed lane over TCP, or over whatever stream the [`Connector`](super::Connector) opens.
+    TcpLane,
+    /// A framed lane over a unix socket of this host.
+    UnixLane,
+}
+
+impl LinkCarrier {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::TcpLane => "tcp",
+            Self::UnixLane => "unix",
+        }
+    }
+}
+
 /// A question whether objects are there.
 #[derive(Clone, Copy, Debug)]
 pub struct Exists<'a> {

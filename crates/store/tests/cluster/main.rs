@@ -20,6 +20,7 @@ mod early_ends;
 mod guesses;
 mod holds;
 mod lanes;
+mod local;
 mod session_commit;
 mod session_ranges;
 mod session_rules;

@@ -166,12 +166,27 @@ impl RunningMaster {
         }
     }
 
-    /// Requests that the master has answered, by method.
-    pub(crate) fn requests(&self, method: &str) -> u64 {
+    fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string");
+        text
+    }
+
+    /// Framed lanes that are open, over this.
+    pub(crate) fn lanes(&self, over: &str) -> u64 {
+        let gauge = format!("layercake_master_lanes{{over=\"{over}\"}} ");
+        let text = self.metrics();
+        let value = text.lines().find_map(|line| line.strip_prefix(&gauge));
+        value
+            .and_then(|value| value.parse().ok())
+            .expect("it is counted")
+    }
+
+    /// Requests that the master has answered, by method.
+    pub(crate) fn requests(&self, method: &str) -> u64 {
         let label = format!("method=\"{method}\"");
-        text.lines()
+        self.metrics()
+            .lines()
             .filter(|line| {
                 line.starts_with("layercake_master_requests_total{") && line.contains(&label)
             })

@@ -1,19 +1,21 @@
 //! The byte stream under a lane, shared by those who write and those who read.
 //!
-//! A socket of the system's is read by whoever waits for an answer, so the runtime must not be woken for
+//! A socket of the system's, TCP or unix, is read by whoever waits for an answer, so the runtime must not be woken for
 //! every arrival: it has the socket, as a duplicate, only while it is to read it ([`Line::listen`]), or waits
 //! for room to write. Any other stream, a simulated network's for one, is left to the runtime.
 //! Locks are held for calls that do not block.
 
 use std::fmt;
-use std::io::{self, Read as _, Write as _};
-use std::net::TcpStream;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -27,12 +29,16 @@ pub(super) enum Line {
 
 /// A socket that does not block.
 pub(super) struct Socket {
-    tcp: TcpStream,
+    fd: OwnedFd,
     /// The runtime's, while it reads.
-    reading: Mutex<Option<tokio::net::TcpStream>>,
+    reading: Mutex<Option<Registered>>,
     /// The runtime's, while it waits for room.
-    writing: Mutex<Option<tokio::net::TcpStream>>,
+    writing: Mutex<Option<Registered>>,
 }
+
+/// A duplicate of which the runtime is told one thing. A peer that takes bytes off a unix socket tells
+/// its other end of room each time, whether that is wanted or not, so one who reads must not be registered for it.
+type Registered = AsyncFd<OwnedFd>;
 
 impl Line {
     pub(super) fn stream(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
@@ -40,10 +46,10 @@ impl Line {
     }
 
     /// A line over a socket, which the runtime reads at first. To be called on a runtime.
-    pub(super) fn socket(tcp: TcpStream) -> io::Result<Self> {
-        tcp.set_nonblocking(true)?;
+    pub(super) fn socket(fd: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
         let socket = Socket {
-            tcp,
+            fd,
             reading: Mutex::new(None),
             writing: Mutex::new(None),
         };
@@ -54,7 +60,7 @@ impl Line {
     /// The socket, for those who wait for it themselves.
     pub(super) fn as_socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Socket(socket) => Some(socket.tcp.as_fd()),
+            Self::Socket(socket) => Some(socket.fd.as_fd()),
             Self::Stream(_) => None,
         }
     }
@@ -95,7 +101,7 @@ impl Line {
     /// Reads what a socket has at once; `None`: nothing, and always so of what is no socket.
     pub(super) fn try_read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
         match self {
-            Self::Socket(socket) => at_once(|| (&socket.tcp).read(room)),
+            Self::Socket(socket) => socket.try_read(room),
             Self::Stream(_) => Ok(None),
         }
     }
@@ -126,18 +132,26 @@ impl Line {
 }
 
 impl Socket {
-    /// The socket for the runtime.
-    fn duplicate(&self) -> io::Result<tokio::net::TcpStream> {
-        tokio::net::TcpStream::from_std(self.tcp.try_clone()?)
+    #[expect(
+        deprecated,
+        reason = "what the unsafe one asks for is true of every `OwnedFd`"
+    )]
+    fn register(&self, interest: Interest) -> io::Result<Registered> {
+        AsyncFd::with_interest(self.fd.try_clone()?, interest)
     }
 
     fn listen(&self, on: bool) -> io::Result<()> {
-        *self.reading.lock() = on.then(|| self.duplicate()).transpose()?;
+        let registered = on.then(|| self.register(Interest::READABLE));
+        *self.reading.lock() = registered.transpose()?;
         Ok(())
     }
 
+    fn try_read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        at_once(|| rustix::io::read(&self.fd, &mut *room))
+    }
+
     fn try_write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
-        at_once(|| (&self.tcp).write(bytes))
+        at_once(|| rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL))
     }
 
     fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -146,37 +160,48 @@ impl Socket {
             *registered = None;
             return Poll::Ready(Ok(count));
         }
-        let socket = match &mut *registered {
-            Some(socket) => socket,
-            None => registered.insert(self.duplicate()?),
-        };
-        let written = ready!(Pin::new(socket).poll_write(cx, bytes));
-        *registered = None;
-        Poll::Ready(written)
+        loop {
+            let socket = match &mut *registered {
+                Some(socket) => socket,
+                None => registered.insert(self.register(Interest::WRITABLE)?),
+            };
+            let mut room = ready!(socket.poll_write_ready(cx))?;
+            if let Some(count) = self.try_write(bytes)? {
+                *registered = None;
+                return Poll::Ready(Ok(count));
+            }
+            room.clear_ready();
+        }
     }
 
     fn poll_read(&self, cx: &mut Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut registered = self.reading.lock();
         let socket = match &mut *registered {
             Some(socket) => socket,
-            None => registered.insert(self.duplicate()?),
+            None => registered.insert(self.register(Interest::READABLE)?),
         };
-        let mut room = ReadBuf::new(room);
-        ready!(Pin::new(socket).poll_read(cx, &mut room))?;
-        Poll::Ready(Ok(room.filled().len()))
+        loop {
+            let mut ready = ready!(socket.poll_read_ready(cx))?;
+            let count = self.try_read(room)?;
+            // Less than there is room for is all that there was: what comes next is told anew.
+            if count.is_none_or(|count| (1..room.len()).contains(&count)) {
+                ready.clear_ready();
+            }
+            if let Some(count) = count {
+                return Poll::Ready(Ok(count));
+            }
+        }
     }
 }
 
 /// Does what may not be possible at once; `None`: it is not.
-fn at_once(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
+fn at_once(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match call() {
             Ok(count) => return Ok(Some(count)),
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock => return Ok(None),
-                io::ErrorKind::Interrupted => {}
-                _ => return Err(error),
-            },
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! `line` is the byte stream, which readers and writers share; `writer` how callers' frames get onto it;
 //! `reader` how frames come off it. Callers do both themselves where they can. This module opens a lane: it proves the token both ways once more, since
-//! another connection may lead to another peer, and a ticket is not shown to one that has proven nothing.
+//! another connection may lead to another peer, and a ticket is not shown to one that has proven nothing. To a master on the same
+//! host, a lane may go over a unix socket.
 
 mod line;
 mod reader;
@@ -16,6 +17,7 @@ use layercake_protocol::error::{Refusal, WireError};
 use layercake_protocol::lane::{MAGIC, put_frame};
 use layercake_protocol::wire;
 use layercake_protocol::wire::lane_answer::Answer;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::connector::{Connector, Opened};
 use super::proofs::Proofs;
@@ -32,19 +34,45 @@ use writer::Writer;
 pub(super) struct Lane {
     pub(super) writer: Writer,
     pub(super) reader: Reader,
+    /// It goes over a unix socket of this host.
+    pub(super) is_local: bool,
 }
 
-/// Opens a lane and greets the master on it.
+/// Opens a lane to the master's address.
 pub(super) async fn open<C: Connector>(
     shared: &Shared,
     connector: &C,
 ) -> Result<Arc<Lane>, StoreError> {
-    let broken = |error: io::Error| shared.unreachable(error.to_string());
-    let io = connector.connect(&shared.master).await.map_err(broken)?;
-    let line = match C::opened(io).map_err(broken)? {
-        Opened::Socket(tcp) => Line::socket(tcp).map_err(broken)?,
-        Opened::Stream(io) => Line::stream(io),
+    let opened = async {
+        let io = connector.connect(&shared.master).await?;
+        match C::opened(io)? {
+            Opened::Socket(tcp) => Line::socket(tcp.into()),
+            Opened::Stream(io) => Ok(Line::stream(io)),
+        }
     };
+    let line = opened
+        .await
+        .map_err(|error| shared.unreachable(error.to_string()))?;
+    greet(shared, line, false).await
+}
+
+/// Opens a lane over a unix socket of this name in the abstract namespace, at once or not at all.
+pub(super) async fn open_local(shared: &Shared, name: &str) -> Result<Arc<Lane>, StoreError> {
+    let opened = || {
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        // It does not block: where nobody listens, or too many wait already, it fails.
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)?;
+        Line::socket(socket)
+    };
+    let line = opened().map_err(|error: io::Error| shared.unreachable(error.to_string()))?;
+    greet(shared, line, true).await
+}
+
+/// Greets the master on a lane.
+async fn greet(shared: &Shared, line: Line, is_local: bool) -> Result<Arc<Lane>, StoreError> {
+    let broken = |error: io::Error| shared.unreachable(error.to_string());
     let line = Arc::new(line);
     let reader = Reader::new(Arc::clone(&line));
     let proofs = Proofs::begin(shared);
@@ -63,7 +91,11 @@ pub(super) async fn open<C: Connector>(
     };
     reader.accept_up_to(MAX_MESSAGE_BYTES);
     let writer = Writer::new(line);
-    Ok(Arc::new(Lane { writer, reader }))
+    Ok(Arc::new(Lane {
+        writer,
+        reader,
+        is_local,
+    }))
 }
 
 /// The master's next word in the greeting.

@@ -88,6 +88,8 @@ pub(crate) struct Nature {
     pub heartbeat_every: Duration,
     /// Says that it has framed lanes, which it has not.
     pub claims_lanes: bool,
+    /// Says that it answers lanes on a unix socket of this name.
+    pub claims_socket: Option<String>,
 }
 
 impl Default for Nature {
@@ -99,6 +101,7 @@ impl Default for Nature {
             term: 1,
             heartbeat_every: Duration::from_mins(1),
             claims_lanes: false,
+            claims_socket: None,
         }
     }
 }

@@ -161,6 +161,7 @@ impl Master for FakeMaster {
         &self,
         request: Request<wire::AuthenticateRequest>,
     ) -> Result<Response<wire::AuthenticateResponse>, Status> {
+        let reached_at = request.local_addr().expect("over TCP").to_string();
         let mut state = self.state.lock();
         state.authentications += 1;
         let request = request.into_inner();
@@ -176,6 +177,11 @@ impl Master for FakeMaster {
         }
         Ok(Response::new(wire::AuthenticateResponse {
             ticket: vec![state.ticket; 16].into(),
+            local_lane: state
+                .nature
+                .claims_socket
+                .clone()
+                .map(|name| wire::LocalLane { name, reached_at }),
         }))
     }
 

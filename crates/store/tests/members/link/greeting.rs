@@ -1,11 +1,14 @@
 //! What the link says to a stranger, and to a master that does not fit.
 
+use std::io::Write as _;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::time::{Duration, Instant};
 
 use layercake_protocol::auth::SharedToken;
 use layercake_protocol::version::{CURRENT, Version};
 use layercake_store::StoreError;
-use layercake_store::link::{LinkState, MasterLink};
+use layercake_store::link::{LinkCarrier, LinkState, MasterLink};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -62,6 +65,49 @@ async fn a_master_without_lanes_and_one_that_only_claims_them_are_served_over_gr
         assert!(matches!(link.state(), LinkState::Up { .. }) && !link.uses_lane());
         assert_eq!(master.members(), 1);
     }
+}
+
+#[tokio::test]
+async fn a_socket_that_leads_to_no_master_costs_the_way_over_it_and_no_more() {
+    // What is said by who listens there; `None`: nothing, and the connection stays open.
+    let answers = [
+        Some(&b""[..]),
+        Some(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        None,
+    ];
+    let claims = |name: &str| {
+        FakeMaster::new(Nature {
+            claims_lanes: true,
+            claims_socket: Some(name.to_owned()),
+            ..Nature::default()
+        })
+    };
+    let is_served = async |master: FakeMaster| {
+        let served = master.serve();
+        let link = MasterLink::connect(config(served.address)).await;
+        let link = link.expect("there is gRPC");
+        assert_eq!(link.carrier(), Some(LinkCarrier::Grpc));
+        assert_eq!(master.members(), 1);
+    };
+    for (n, answer) in answers.into_iter().enumerate() {
+        let name = format!("layercake-test-{}-{n}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).expect("short enough");
+        let listener = UnixListener::bind_addr(&address).expect("nobody else has it");
+        let listens = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().expect("it is called");
+            if let Some(answer) = answer {
+                connection.write_all(answer).expect("it is open");
+                return;
+            }
+            // Until the other side gives it up.
+            drop(std::io::copy(&mut connection, &mut std::io::sink()));
+        });
+        is_served(claims(&name)).await;
+        listens.join().expect("it was called");
+    }
+    is_served(claims("layercake-test-nobody")).await;
+    // A name that is none.
+    is_served(claims(&"x".repeat(200))).await;
 }
 
 #[tokio::test]
