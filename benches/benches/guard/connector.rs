@@ -91,7 +91,7 @@ impl Engine {
                 failure: None,
             };
             let question = question.context("the planner asks")?;
-            self.planner.answered(&question, found, NOW);
+            self.planner.answered(question, found, NOW);
             let (matched, _) = self.planner.matched(&view, NOW);
             ensure!(matched == Matched::Tokens(STORED * BLOCK), "{matched:?}");
             self.planner.allocated(&request.id, STORED * BLOCK)?;

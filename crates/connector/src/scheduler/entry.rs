@@ -83,8 +83,12 @@ impl Entry {
             ));
         }
         let blocks = usize::try_from(computed.div_ceil(size)).unwrap_or(usize::MAX);
-        let (Some(found), Some(given)) = (self.hit.get(..blocks), scheduled.hashes.get(..blocks))
-        else {
+        // Those that are loaded: what the engine had itself is its own matter.
+        let first = usize::try_from(own / size).unwrap_or(usize::MAX);
+        let (Some(found), Some(given)) = (
+            self.hit.get(first..blocks),
+            scheduled.hashes.get(first..blocks),
+        ) else {
             return refused(format!(
                 "loads up to block {blocks}, with the hashes of {}; the store has {}",
                 scheduled.hashes.len(),
@@ -93,8 +97,10 @@ impl Entry {
         };
         match found.iter().zip(given).position(|(a, b)| a != b) {
             Some(block) => refused(format!(
-                "has another hash of block {block} than was looked up: {} instead of {}",
-                given[block], found[block]
+                "has another hash of block {} than was looked up: {} instead of {}",
+                first + block,
+                given[block],
+                found[block]
             )),
             None => Ok(()),
         }

@@ -125,11 +125,11 @@ impl StoreScheduler {
     /// to compute meanwhile.
     pub fn wait(&mut self, at_most: Duration) {
         if let Ok((question, found)) = self.answers.recv_timeout(at_most) {
-            self.answered(&question, found);
+            self.answered(question, found);
         }
     }
 
-    fn answered(&mut self, question: &Question, found: Found) {
+    fn answered(&mut self, question: Question, found: Found) {
         if let Some((id, _)) = self.asking.get(&question.request)
             && *id == question.id
         {
@@ -152,7 +152,7 @@ impl StoreScheduler {
     fn take_answers(&mut self) {
         while self.lookups.try_join_next().is_some() {}
         while let Ok((question, found)) = self.answers.try_recv() {
-            self.answered(&question, found);
+            self.answered(question, found);
         }
     }
 
@@ -162,8 +162,7 @@ impl StoreScheduler {
             Err(error) => {
                 tracing::warn!(%error, request = %question.request, "no keys can be made of these block hashes");
                 let found = Found::failed(MissReason::NeverStored);
-                self.planner
-                    .answered(&question, found, self.start.elapsed());
+                self.planner.answered(question, found, self.start.elapsed());
                 return;
             }
         };

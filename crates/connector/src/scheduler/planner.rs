@@ -181,7 +181,7 @@ impl Planner {
     }
 
     /// The store's answer to a question. Where it failed, what it came to before counts, and the rest is missed.
-    pub fn answered(&mut self, question: &Question, found: Found, now: Duration) {
+    pub fn answered(&mut self, question: Question, found: Found, now: Duration) {
         self.counters.keys_queried.add(found.keys_queried);
         let hit = Hit {
             blocks: found.blocks.min(question.hashes.len()),
@@ -203,9 +203,9 @@ impl Planner {
         entry.epoch = hit.epoch;
         entry.settled = hit.blocks;
         self.counters.hit_blocks.add(hit.blocks as u64);
-        let (known, rest) = question.hashes.split_at(hit.blocks);
-        entry.hit = known.to_vec();
-        let reason = match (found.failure, found.missing, rest.first()) {
+        let mut hashes = question.hashes;
+        let blocks = hashes.len();
+        let reason = match (found.failure, found.missing, hashes.get(hit.blocks)) {
             (_, _, None) => None,
             (Some(reason), ..) => Some(reason),
             (_, Some(KeyState::Reserved), _) => Some(MissReason::InProgress),
@@ -214,13 +214,11 @@ impl Planner {
         };
         if let Some(reason) = reason {
             let own = to_usize(entry.own / self.config.block_size);
-            entry.miss(
-                &self.counters,
-                reason,
-                hit.blocks.max(own)..question.hashes.len(),
-            );
+            entry.miss(&self.counters, reason, hit.blocks.max(own)..blocks);
         }
-        self.seen.note(known);
+        hashes.truncate(hit.blocks);
+        self.seen.note(&hashes);
+        entry.hit = hashes;
     }
 
     /// The engine loads `external` of the tokens it was offered.
@@ -335,7 +333,7 @@ impl Planner {
         let load = (external > 0).then(|| {
             let first = to_usize(scheduled.computed.saturating_sub(external) / size);
             // Checked: the hit goes so far.
-            span(&hit, first, to_usize(scheduled.computed.div_ceil(size)))
+            taken(hit, first, to_usize(scheduled.computed.div_ceil(size)))
         });
         let mut whole = to_usize(end / size).min(scheduled.hashes.len());
         if !self.config.save_decode_cache {
@@ -392,6 +390,18 @@ fn span(hashes: &[BlockHash], first: usize, end: usize) -> Option<Span> {
     (!hashes.is_empty()).then(|| Span {
         first: u32::try_from(first).unwrap_or(u32::MAX),
         hashes: hashes.to_vec(),
+    })
+}
+
+/// The same of hashes that nobody needs any more.
+fn taken(mut hashes: Vec<BlockHash>, first: usize, end: usize) -> Option<Span> {
+    if first >= end || end > hashes.len() {
+        return None;
+    }
+    hashes.truncate(end);
+    Some(Span {
+        first: u32::try_from(first).unwrap_or(u32::MAX),
+        hashes: hashes.split_off(first),
     })
 }
 

@@ -12,7 +12,7 @@ pub(super) struct Reports {
     /// The last step of each rank.
     last: Vec<u64>,
     /// What steps load that not all ranks have reported.
-    loads: BTreeMap<u64, HashSet<BlockId>>,
+    loads: BTreeMap<u64, Vec<BlockId>>,
 }
 
 /// Steps that a rank passed over.
@@ -33,7 +33,7 @@ impl Reports {
     }
 
     /// A step is to load these blocks.
-    pub(super) fn planned(&mut self, step: u64, loads: HashSet<BlockId>) {
+    pub(super) fn planned(&mut self, step: u64, loads: Vec<BlockId>) {
         if !loads.is_empty() {
             self.loads.insert(step, loads);
         }
@@ -52,7 +52,7 @@ impl Reports {
             loads: self
                 .loads
                 .range(missing)
-                .map(|(step, loads)| (*step, loads.clone()))
+                .map(|(step, loads)| (*step, loads.iter().copied().collect()))
                 .collect(),
         });
         let confirmed = self.confirmed();
@@ -74,7 +74,7 @@ mod tests {
     fn a_step_is_confirmed_by_its_last_rank_and_gaps_are_told() {
         let mut reports = Reports::new(2);
         for step in [1, 2, 4] {
-            reports.planned(step, HashSet::from([step * 10]));
+            reports.planned(step, vec![step * 10]);
         }
         assert_eq!(reports.note(0, 1), None);
         assert_eq!(reports.confirmed(), 0);

@@ -181,11 +181,11 @@ impl Engine {
     pub(crate) fn answer_late(&mut self, draw: &mut Draw) {
         self.now += Duration::from_secs(draw.below(3));
         for question in std::mem::take(&mut self.questions) {
-            self.answer(&question, draw);
+            self.answer(question, draw);
         }
     }
 
-    fn answer(&mut self, question: &Question, draw: &mut Draw) {
+    fn answer(&mut self, question: Question, draw: &mut Draw) {
         if draw.one_in(20) {
             self.planner
                 .answered(question, Found::failed(MissReason::Master), self.now);
@@ -248,7 +248,7 @@ impl Engine {
             if draw.one_in(3) {
                 self.questions.push(question);
             } else {
-                self.answer(&question, draw);
+                self.answer(question, draw);
             }
         }
         let Matched::Tokens(offered) = matched else {

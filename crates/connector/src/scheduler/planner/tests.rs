@@ -57,7 +57,7 @@ impl Bench {
         let (progress, question) = self.matched(id, tokens, computed);
         assert_eq!(progress, Matched::NotKnownYet);
         let question = question.expect("asked");
-        self.planner.answered(&question, found(blocks), S(0));
+        self.planner.answered(question, found(blocks), S(0));
         match self.matched(id, tokens, computed) {
             (Matched::Tokens(tokens), None) => tokens,
             other => panic!("{other:?}"),
@@ -260,9 +260,9 @@ fn errors_and_late_answers_are_misses() {
     let question = question.expect("asked");
     bench
         .planner
-        .answered(&question, Found::failed(MissReason::Master), S(0));
+        .answered(question.clone(), Found::failed(MissReason::Master), S(0));
     assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(0));
-    bench.planner.answered(&question, found(4), S(0));
+    bench.planner.answered(question, found(4), S(0));
     assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(0));
     let stats = bench.counters.snapshot();
     assert_eq!(stats.late_answers, 1);
@@ -281,7 +281,7 @@ fn misses_have_reasons() {
     };
     bench
         .planner
-        .answered(&question.expect("asked"), reserved, S(0));
+        .answered(question.expect("asked"), reserved, S(0));
     let stats = bench.counters.snapshot();
     assert_eq!(
         stats.missed(MissReason::Evicted),
@@ -341,10 +341,10 @@ fn an_answer_does_not_reach_a_later_request_of_the_same_name() {
     assert_eq!(bench.planner.finished(&"r".into(), S(0)), FreeBlocks::Now);
     let (_, new) = bench.matched("r", 17, 0);
     let answer = |question: Option<Question>| question.expect("asked");
-    bench.planner.answered(&answer(old), found(4), S(0));
+    bench.planner.answered(answer(old), found(4), S(0));
     assert_eq!(bench.matched("r", 17, 0).0, Matched::NotKnownYet);
     assert_eq!(bench.counters.snapshot().late_answers, 1);
-    bench.planner.answered(&answer(new), found(1), S(0));
+    bench.planner.answered(answer(new), found(1), S(0));
     assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(4));
 }
 

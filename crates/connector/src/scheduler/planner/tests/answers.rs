@@ -60,7 +60,7 @@ fn a_block_is_missed_once_in_a_request_and_not_if_the_engine_has_it() {
         };
         let (_, question) = bench.planner.matched(&view, S(now));
         let question = question.expect("asked");
-        bench.planner.answered(&question, found(blocks), S(now));
+        bench.planner.answered(question, found(blocks), S(now));
         // It can't know that the store is slow: the load is declined.
         let (matched, _) = bench.planner.matched(&view, S(now));
         assert_eq!(matched, Matched::Tokens(0));
@@ -93,9 +93,7 @@ fn what_a_look_up_verified_before_it_failed_is_loaded() {
         failure: Some(MissReason::TimeOut),
         ..found(3)
     };
-    bench
-        .planner
-        .answered(&question.expect("asked"), part, S(0));
+    bench.planner.answered(question.expect("asked"), part, S(0));
     assert_eq!(bench.matched("r", 17, 0).0, Matched::Tokens(12));
     bench.allocate("r", 12);
     let step = bench.step(&[("r", &[0, 1, 2, 3, 4], 17, 12, 5)], &[]);
