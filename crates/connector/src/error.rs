@@ -64,6 +64,14 @@ pub enum ConnectorError {
         /// The other side's value.
         theirs: String,
     },
+    /// Engines that are to share blocks can't, or whether they can is not to be found out.
+    #[error("sharing group {group:?}: {detail}")]
+    Sharing {
+        /// The option `sharing_group`.
+        group: String,
+        /// What differs, with both values, or what went wrong.
+        detail: String,
+    },
     /// A step's metadata is of a version that this side does not read.
     #[error("metadata of version {found}: version {accepted} is accepted")]
     MetadataVersion {

@@ -29,6 +29,7 @@ pub mod prefetch;
 mod rate;
 pub mod request;
 pub mod scheduler;
+mod sharing;
 pub mod stats;
 pub mod tracker;
 pub mod window;

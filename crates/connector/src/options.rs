@@ -112,6 +112,9 @@ pub struct Options {
     pub lookup_window_blocks: NonZeroUsize,
     /// `decline_slow_loads`, default true: blocks that compute faster than they load are computed.
     pub decline_slow_loads: bool,
+    /// `sharing_group`: a name that all engines are given which are to share blocks; default none. One whose
+    /// [`Identity`](crate::checks::Identity) is not that of the others is refused at start-up.
+    pub sharing_group: Option<String>,
     /// `audit_log` 1 with `audit_log_path`: a file of JSON lines about objects, ranges and commits.
     pub audit_log: Option<PathBuf>,
     /// `lookup_timeout_ms`: after so long a look-up ends, and what it has not verified is a miss; default 1 s.
@@ -144,6 +147,7 @@ impl Default for Options {
             session_window_blocks: const { count(1024) },
             lookup_window_blocks: const { count(64) },
             decline_slow_loads: true,
+            sharing_group: None,
             audit_log: None,
             lookup_timeout: Duration::from_secs(1),
             layer_timeout: Duration::from_mins(2),
@@ -153,7 +157,7 @@ impl Default for Options {
 }
 
 /// Every name, in the order of the documentation.
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 20] = [
     "kv_role",
     "kv_load_failure_policy",
     "use_layerwise",
@@ -168,6 +172,7 @@ const NAMES: [&str; 19] = [
     "session_window_blocks",
     "lookup_window_blocks",
     "decline_slow_loads",
+    "sharing_group",
     "audit_log",
     "audit_log_path",
     "lookup_timeout_ms",
@@ -234,6 +239,7 @@ impl Options {
         map.blocks("session_window_blocks", &mut options.session_window_blocks)?;
         map.blocks("lookup_window_blocks", &mut options.lookup_window_blocks)?;
         map.switch("decline_slow_loads", &mut options.decline_slow_loads)?;
+        options.sharing_group = map.text("sharing_group")?;
         options.audit_log = map.audit_log()?;
         map.milliseconds("lookup_timeout_ms", &mut options.lookup_timeout)?;
         map.milliseconds("layer_timeout_ms", &mut options.layer_timeout)?;

@@ -34,10 +34,14 @@ use crate::keys::BlockKeys;
 use crate::lookup::{Found, Lookup};
 use crate::options::Options;
 use crate::request::{Limits, QuestionId};
+use crate::sharing;
 use crate::stats::{ConnectorStats, Counters, MissReason};
 
 /// The lease of a master that does not say how long its leases are.
 const USUAL_LEASE: Duration = Duration::from_secs(10);
+
+/// How long the store may take to say what the sharing group is.
+const AGREEMENT: Duration = Duration::from_secs(20);
 
 type Answer = (Question, Found);
 
@@ -98,6 +102,19 @@ impl StoreScheduler {
     /// [`Identity::check_peer`] before the first request.
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// Compares this side with all engines of the same `sharing_group`, through the pool: for the engine to await before its
+    /// first request. Refuses by name what differs, and a store that can't say. Without the option there is nothing to compare.
+    pub fn agree(&self) -> impl Future<Output = Result<(), ConnectorError>> + Send + use<> {
+        let (store, identity) = (self.store.clone(), self.identity.clone());
+        let group = self.options.sharing_group.clone();
+        async move {
+            match &group {
+                Some(group) => sharing::agree(&store, group, &identity, AGREEMENT).await,
+                None => Ok(()),
+            }
+        }
     }
 
     /// How the forward pass has to run, so that the workers' hooks do.

@@ -18,10 +18,7 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn note<'a>(&mut self, hashes: impl IntoIterator<Item = &'a BlockHash>) {
         for hash in hashes {
-            if self.young.contains(hash) {
-                continue;
-            }
-            if self.young.len() >= HALF {
+            if self.young.len() >= HALF && !self.young.contains(hash) {
                 self.old = mem::take(&mut self.young);
             }
             self.young.insert(hash.clone());

@@ -11,5 +11,6 @@ mod random;
 mod restored;
 mod rig;
 mod scheduler;
+mod sharing;
 mod whole;
 mod worker;

@@ -189,7 +189,8 @@ impl Engine {
         Self::start(config, transport, None)
     }
 
-    /// An engine that saves what it computes to a store, and loads what it finds there.
+    /// An engine that saves what it computes to a store, and loads what it finds there. With a sharing group it waits for the
+    /// store here, and is refused if it differs from the group's others: not to be called by a task then.
     pub fn with_store(config: &EngineConfig, link: &StoreLink) -> Result<Self, EngineError> {
         Self::start(config, link.store.engine(), Some(link))
     }
@@ -212,6 +213,11 @@ impl Engine {
             )?),
             None => None,
         };
+        if let (Some((link, _)), Some(scheduler)) = (store, &connector)
+            && link.options.sharing_group.is_some()
+        {
+            link.runtime.block_on(scheduler.agree())?;
+        }
         let blocks = usize::try_from(config.blocks).unwrap_or(usize::MAX);
         let room = blocks.saturating_mul(config.block_size as usize);
         let shapes = config.model.shapes(config.ranks);

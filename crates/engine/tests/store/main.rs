@@ -12,3 +12,4 @@ mod network;
 mod random;
 mod ranks;
 mod rig;
+mod sharing;

@@ -1,0 +1,105 @@
+//! Engines that find out in the pool whether they can share blocks.
+
+use layercake_connector::ConnectorError;
+use layercake_connector::checks::Deployment;
+use layercake_connector::scheduler::StoreScheduler;
+use layercake_protocol::key::ObjectKey;
+use layercake_protocol::replica::ReplicateConfig;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use crate::cluster::{Cluster, deployment};
+use crate::rig::options;
+
+/// An engine that starts, on a client of its own.
+async fn starts(
+    cluster: &Cluster,
+    deployment: &Deployment,
+    with: &Value,
+) -> Result<(), ConnectorError> {
+    let store = cluster.client().await;
+    let scheduler = StoreScheduler::new(deployment, options(with), store, Handle::current());
+    scheduler.expect("covered").agree().await
+}
+
+// contract: connector-2
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn engines_of_one_group_that_differ_are_refused_by_name_at_start_up() {
+    let mut cluster = Cluster::start().await;
+    let (first, chat) = (deployment(2), json!({"sharing_group": "chat"}));
+    starts(&cluster, &first, &chat).await.expect("the first");
+    let again = json!({"sharing_group": "chat", "kv_role": "kv_consumer"});
+    starts(&cluster, &first, &again).await.expect("the same");
+
+    let mut other = deployment(2);
+    other.block_size = 8;
+    let refused = starts(&cluster, &other, &chat).await;
+    let refused = refused.expect_err("it differs").to_string();
+    for part in [
+        "\"chat\"",
+        "block_size differs: 8 here, 4 there",
+        "layercake/sharing-group/chat",
+    ] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let refused = starts(&cluster, &deployment(1), &chat).await;
+    let refused = refused.expect_err("it differs").to_string();
+    assert!(
+        refused.contains("tensor_parallel_size differs: 1 here, 2 there"),
+        "{refused}"
+    );
+    // Who is of another group, or of none, is nobody's matter.
+    let code = json!({"sharing_group": "code"});
+    starts(&cluster, &other, &code)
+        .await
+        .expect("the first of its group");
+    starts(&cluster, &other, &json!({})).await.expect("of none");
+
+    // What is no identity is not taken for one.
+    let key = ObjectKey::new("layercake/sharing-group/odd").expect("a key");
+    let store = cluster.client().await;
+    let put = store
+        .put_bytes(&[(key, b"{}")], &ReplicateConfig::default())
+        .await;
+    assert!(put[0].is_ok());
+    let odd = starts(&cluster, &first, &json!({"sharing_group": "odd"})).await;
+    assert!(
+        odd.expect_err("not an identity")
+            .to_string()
+            .contains("sharing-group/odd")
+    );
+
+    // A store that can't say is told of, not ignored.
+    let scheduler = StoreScheduler::new(&first, options(&chat), store, Handle::current());
+    cluster.stop_master().await;
+    let gone = scheduler.expect("covered").agree().await;
+    assert!(
+        matches!(gone, Err(ConnectorError::Sharing { .. })),
+        "{gone:?}"
+    );
+}
+
+/// However many start at once, they agree on the first of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_engines_that_start_at_once_those_that_are_alike_go_on() {
+    let cluster = Cluster::start().await;
+    for round in 0..4 {
+        let name = json!({"sharing_group": format!("chat-{round}")});
+        let mut starting = JoinSet::new();
+        for engine in 0..6 {
+            let store = cluster.client().await;
+            let (ranks, options) = (1 + engine % 2, options(&name));
+            starting.spawn(async move {
+                let runtime = Handle::current();
+                let scheduler = StoreScheduler::new(&deployment(ranks), options, store, runtime);
+                (ranks, scheduler.expect("covered").agree().await.is_ok())
+            });
+        }
+        let mut ends = starting.join_all().await;
+        ends.sort_unstable();
+        let first = ends[0].1;
+        let expected = [(1, first); 3].into_iter().chain([(2, !first); 3]);
+        assert!(ends.iter().copied().eq(expected), "{ends:?}");
+    }
+}
