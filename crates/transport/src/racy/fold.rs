@@ -15,6 +15,7 @@
 
 use std::arch::asm;
 
+mod plain;
 mod wide;
 
 /// Bytes of one step.
@@ -24,7 +25,7 @@ const STEP: usize = 128;
 const REST: usize = 2 * wide::STEP;
 
 /// From this many bytes on, stores go past the cache.
-const STREAM_FROM: usize = 32 << 10;
+pub(super) const STREAM_FROM: usize = 32 << 10;
 
 /// Alignment that stores past the cache need.
 const STREAM_ALIGN: usize = 32;
@@ -171,9 +172,11 @@ pub(super) struct Loops {
     copy_cached: Fold,
     copy_streaming: Fold,
     sum_only: Fold,
+    move_streaming: Move,
 }
 
 type Fold = unsafe fn(*mut u8, *const u8, usize, u32) -> u32;
+type Move = unsafe fn(*mut u8, *const u8, usize);
 
 static NARROW: Loops = Loops {
     step: STEP,
@@ -181,6 +184,7 @@ static NARROW: Loops = Loops {
     copy_cached,
     copy_streaming,
     sum_only,
+    move_streaming: plain::narrow,
 };
 
 static WIDE: Loops = Loops {
@@ -189,6 +193,7 @@ static WIDE: Loops = Loops {
     copy_cached: wide::copy_cached,
     copy_streaming: wide::copy_streaming,
     sum_only: wide::sum_only,
+    move_streaming: plain::wide,
 };
 
 /// The widest loops that this processor has, if any.
@@ -211,6 +216,16 @@ pub(super) fn all_supported() -> Vec<&'static Loops> {
 pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, crc: u32) -> u32 {
     // SAFETY: the caller's; `loops` asked for the rest.
     unsafe { loops().copy(target, source, len, crc) }
+}
+
+/// Copies `len` bytes, past the cache and without a sum.
+///
+/// # Safety
+/// [`is_supported`]; `len` is at least [`STREAM_FROM`]; `len` bytes are mapped readable at `source` and
+/// writable at `target`.
+pub(super) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: the caller's; `loops` asked for the rest.
+    unsafe { loops().stream(target, source, len) }
 }
 
 /// Continues `crc` over `len` bytes.
@@ -251,6 +266,23 @@ impl Loops {
         let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
         // SAFETY: the rest of the same ranges.
         unsafe { super::bounce::<REST>(Some(to), from, len - done, crc) }
+    }
+
+    /// # Safety
+    /// The processor has these loops; `len` is at least [`STREAM_FROM`]; `len` bytes are mapped readable
+    /// at `source` and writable at `target`.
+    pub(super) unsafe fn stream(&self, target: *mut u8, source: *const u8, len: usize) {
+        let head = target.align_offset(self.stream_align).min(len);
+        // SAFETY: the first bytes of the same ranges.
+        unsafe { super::copy_raw(target, source, head) };
+        let bulk = (len - head) / self.step * self.step;
+        let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
+        // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
+        unsafe { (self.move_streaming)(to, from, bulk) };
+        let done = head + bulk;
+        let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
+        // SAFETY: the rest of the same ranges.
+        unsafe { super::copy_raw(to, from, len - done) }
     }
 
     /// # Safety

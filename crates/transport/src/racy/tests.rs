@@ -117,6 +117,13 @@ fn loops_of_every_width_agree() {
                         .chain(&target[to + len..])
                         .all(|byte| *byte == 0)
                 );
+                if len >= fold::STREAM_FROM {
+                    target.fill(0);
+                    // SAFETY: as above.
+                    unsafe { loops.stream(target[to..].as_mut_ptr(), expected.as_ptr(), len) };
+                    assert_eq!(&target[to..to + len], expected);
+                    assert!(target[to + len..].iter().all(|byte| *byte == 0));
+                }
             }
         }
     }
