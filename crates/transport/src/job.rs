@@ -132,7 +132,7 @@ impl Job {
         let count = batch.pieces.len();
         let job = Self::with_slots(batch, count, default_deadline, stats, pins);
         if count == 0 {
-            job.complete();
+            job.complete(None);
         }
         for (index, result) in early {
             job.finish(index, result);
@@ -282,13 +282,23 @@ impl Job {
 
     /// Gives a piece its result. No byte of it may move afterwards. The first result stays.
     pub(crate) fn finish(&self, index: usize, result: Result<PieceDone, PieceError>) {
+        self.finish_at(index, result, None);
+    }
+
+    /// As [`Job::finish`], by who knows what time it is.
+    pub(crate) fn finish_at(
+        &self,
+        index: usize,
+        result: Result<PieceDone, PieceError>,
+        now: Option<Instant>,
+    ) {
         let Some(slot) = self.slots.get(index) else {
             return;
         };
         let value = slot::encode(result);
         let set = slot.compare_exchange(slot::PENDING, value, Ordering::AcqRel, Ordering::Acquire);
         if set.is_ok() && self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.complete();
+            self.complete(now);
         }
     }
 
@@ -299,8 +309,8 @@ impl Job {
         }
     }
 
-    fn complete(&self) {
-        self.record();
+    fn complete(&self, now: Option<Instant>) {
+        self.record(now);
         let wakers = {
             let mut state = self.state.lock();
             drop(std::mem::take(&mut state.pins));
@@ -313,7 +323,7 @@ impl Job {
         }
     }
 
-    fn record(&self) {
+    fn record(&self, now: Option<Instant>) {
         let mut ok = (0, 0);
         let mut failed: Vec<(PieceError, u64)> = Vec::new();
         for (slot, piece) in self.slots.iter().zip(self.pieces()) {
@@ -337,7 +347,8 @@ impl Job {
         for (error, count) in failed {
             counters.add_error(error, count);
         }
-        let total = self.submitted.elapsed();
+        let now = now.unwrap_or_else(Instant::now);
+        let total = now.saturating_duration_since(self.submitted);
         let queue = match self.started.load(Ordering::Relaxed) {
             0 => total,
             started => Duration::from_nanos(started),

@@ -45,13 +45,15 @@ pub(super) fn run(job: Arc<Job>, mut unit: Unit, mover: &impl PartMover) {
         job: &job,
         unfinished: parts,
     };
-    let now = Instant::now();
+    let mut now = Instant::now();
     if let Some(reason) = job.stop_reason(now) {
         moved.resize(parts.len(), Moved::Failed(reason));
     } else if !parts.is_empty() {
         job.mark_started(now);
+        let begun = now;
         mover.move_unit(&job, parts, moved);
-        job.add_copy_time(now.elapsed());
+        now = Instant::now();
+        job.add_copy_time(now.saturating_duration_since(begun));
     }
     debug_assert_eq!(moved.len(), parts.len(), "one result per part");
     let verdict = mover.conclude(&job);
@@ -67,7 +69,7 @@ pub(super) fn run(job: Arc<Job>, mut unit: Unit, mover: &impl PartMover) {
                 continue;
             }
         };
-        job.finish(part.piece, result);
+        job.finish_at(part.piece, result, Some(now));
     }
     open.unfinished = &[];
     drop(open);
