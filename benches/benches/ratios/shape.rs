@@ -1,0 +1,128 @@
+//! The work that is measured: pieces of one length, in one batch or one by one.
+
+use std::num::NonZero;
+
+use anyhow::Result;
+use layercake_benches::driver::{Driver, Safety};
+use layercake_benches::limits::{Pace, RawSockets, Scatter, copy_scattered, scatter};
+use layercake_benches::table::gigabytes_per_second;
+use layercake_transport::{Direction, EngineConfig};
+
+use crate::{MEMORY, as_usize};
+
+/// The calls of one measured round: all pieces in one batch, or a batch for each.
+pub(crate) struct Shape {
+    pub(crate) len: u64,
+    places: Vec<Scatter>,
+    /// The same, the other way round.
+    back: Vec<Scatter>,
+    many: bool,
+}
+
+impl Shape {
+    pub(crate) fn new(len: u64, many: bool) -> Self {
+        let count = (MEMORY / len).min(1024);
+        let places = scatter(as_usize(count), as_usize(len));
+        let back = |place: &Scatter| Scatter {
+            from: place.to,
+            to: place.from,
+        };
+        Self {
+            len,
+            back: places.iter().map(back).collect(),
+            places,
+            many,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len * self.places.len() as u64
+    }
+
+    pub(crate) fn calls(&self) -> std::slice::Chunks<'_, Scatter> {
+        self.places
+            .chunks(if self.many { self.places.len() } else { 1 })
+    }
+
+    /// What of all is sent on each raw stream, and answered.
+    fn answered(&self, streams: usize) -> u64 {
+        if self.many {
+            self.bytes() / streams as u64
+        } else {
+            self.len
+        }
+    }
+
+    /// A plain copy by as many threads as a transfer has, each piece from where it comes to where it goes in
+    /// this direction: what is written comes from all places in turn, what is read goes there.
+    pub(crate) fn copy(&self, source: &[u8], target: &mut [u8], direction: Direction) {
+        let len = as_usize(self.len);
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        // The caller of a transfer takes part in copying, beside the copy threads.
+        let workers = if self.many {
+            (copy_threads() + 1).min(cores)
+        } else {
+            1
+        };
+        let places = match direction {
+            Direction::Write => &self.places,
+            Direction::Read => &self.back,
+        };
+        let calls = places.chunks(if self.many { places.len() } else { 1 });
+        for places in calls {
+            copy_scattered(source, target, places, len, workers);
+        }
+    }
+
+    pub(crate) fn sockets(&self, pace: Pace) -> std::io::Result<RawSockets> {
+        let streams = streams();
+        let chunk = as_usize(self.len.min(1 << 20));
+        RawSockets::connect(streams, chunk, self.answered(streams), pace)
+    }
+
+    pub(crate) fn send(&self, raw: &mut RawSockets, data: &[u8]) -> std::io::Result<()> {
+        if self.many {
+            raw.send(data, self.answered(streams())).map(drop)
+        } else {
+            raw.round_trips(data, &self.places, as_usize(self.len))
+        }
+    }
+
+    /// GB/s of this driver.
+    pub(crate) fn measure(
+        &self,
+        driver: &Driver,
+        direction: Direction,
+        safety: Safety,
+    ) -> Result<f64> {
+        let batches = self
+            .calls()
+            .map(|places| driver.batch(direction, places, self.len, safety))
+            .collect::<Result<Vec<_>>>()?;
+        let mut result = Ok(());
+        let speed = gigabytes_per_second(self.bytes(), || {
+            result = batches
+                .into_iter()
+                .try_for_each(|batch| driver.finish(batch));
+        });
+        result.map(|()| speed)
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let size = match self.len >> 20 {
+            0 => format!("{} KiB", self.len >> 10),
+            mebibytes => format!("{mebibytes} MiB"),
+        };
+        format!("{} x {size}", if self.many { self.places.len() } else { 1 })
+    }
+}
+
+/// Connections of a tcp transport to its peer.
+pub(crate) fn streams() -> usize {
+    usize::from(EngineConfig::default().lanes.get())
+}
+
+/// Threads of a transport that copy, beside the caller's.
+pub(crate) fn copy_threads() -> usize {
+    usize::from(EngineConfig::default().copy_threads.get()).max(1)
+}

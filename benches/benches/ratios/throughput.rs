@@ -1,0 +1,140 @@
+//! Every transport beside the machine's own limit.
+//!
+//! Local and shm stand beside a plain copy of the same scattered pieces, in the same direction, with as
+//! many threads. Batches of many pieces over tcp stand beside raw loopback sockets with as many streams
+//! and writes of the same size, single pieces beside a raw socket that sends one and waits for its answer.
+//!
+//! Raw sockets are measured twice: as the system makes them, and without the pacing that some congestion
+//! controls impose, which is the more they could do.
+
+use std::num::NonZero;
+
+use anyhow::Result;
+use layercake_benches::driver::Safety;
+use layercake_benches::limits::{Pace, RawSockets};
+use layercake_benches::table::{Table, gigabytes_per_second, median};
+use layercake_transport::Direction;
+
+use crate::shape::{Shape, copy_threads, streams};
+use crate::{MEMORY, Machine, PLACEMENTS, as_usize, number, percent, shuffled};
+
+const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// Rounds on the same memory, in each of which everything is measured once.
+const ROUNDS: usize = 3;
+
+/// Who is measured, in the order of the table's columns. Drivers are in the order of `KINDS`.
+const MEASURED: [(&str, Measured); 10] = [
+    ("copy w", Measured::Copy(Direction::Write)),
+    ("copy r", Measured::Copy(Direction::Read)),
+    ("local w", Measured::Driver(0, Direction::Write)),
+    ("local r", Measured::Driver(0, Direction::Read)),
+    ("shm w", Measured::Driver(1, Direction::Write)),
+    ("shm r", Measured::Driver(1, Direction::Read)),
+    ("socket", Measured::Socket(0)),
+    ("unpaced", Measured::Socket(1)),
+    ("tcp w", Measured::Driver(2, Direction::Write)),
+    ("tcp r", Measured::Driver(2, Direction::Read)),
+];
+
+/// The ratios: of which columns, and beside which, the lower one of both.
+const RATIOS: [(&str, [(usize, usize); 2]); 4] = [
+    ("local/copy", [(2, 0), (3, 1)]),
+    ("shm/copy", [(4, 0), (5, 1)]),
+    ("tcp/socket", [(8, 6), (9, 6)]),
+    ("tcp/unpaced", [(8, 7), (9, 7)]),
+];
+
+#[derive(Clone, Copy)]
+enum Measured {
+    Copy(Direction),
+    Socket(usize),
+    Driver(usize, Direction),
+}
+
+/// The memory of plain copies, and the engines.
+struct Place {
+    machine: Machine,
+    source: Vec<u8>,
+    target: Vec<u8>,
+}
+
+impl Place {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            machine: Machine::start()?,
+            source: vec![7; as_usize(MEMORY)],
+            // Written once, so that its pages are there.
+            target: vec![1; as_usize(MEMORY)],
+        })
+    }
+
+    /// GB/s.
+    fn measure(&mut self, what: Measured, shape: &Shape, raw: &mut [RawSockets; 2]) -> Result<f64> {
+        let bytes = shape.bytes();
+        match what {
+            Measured::Copy(direction) => Ok(gigabytes_per_second(bytes, || {
+                shape.copy(&self.source, &mut self.target, direction);
+            })),
+            Measured::Socket(pace) => {
+                let mut sent = Ok(());
+                let speed = gigabytes_per_second(bytes, || {
+                    sent = shape.send(&mut raw[pace], &self.source);
+                });
+                sent?;
+                Ok(speed)
+            }
+            Measured::Driver(driver, direction) => {
+                shape.measure(&self.machine.drivers[driver], direction, Safety::ON)
+            }
+        }
+    }
+}
+
+/// Measures batches of many pieces, where `shapes` says so, and single ones, where it says the opposite.
+pub(crate) fn run(shapes: &[bool]) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    println!(
+        "GB/s, medians of {ROUNDS} rounds on each of {PLACEMENTS} sets of memory; {cores} cores, {} copy threads, {} streams",
+        copy_threads(),
+        streams()
+    );
+    let shapes: Vec<Shape> = SIZES
+        .iter()
+        .flat_map(|len| shapes.iter().map(|many| Shape::new(*len, *many)))
+        .collect();
+    let mut speeds = vec![vec![Vec::new(); MEASURED.len()]; shapes.len()];
+    for placement in 0..PLACEMENTS {
+        let mut place = Place::new()?;
+        for (shape, speeds) in shapes.iter().zip(&mut speeds) {
+            let mut raw = [shape.sockets(Pace::System)?, shape.sockets(Pace::None)?];
+            for round in 0..ROUNDS {
+                for at in shuffled(MEASURED.len(), placement * ROUNDS + round) {
+                    let (_, what) = MEASURED[at];
+                    // Once unmeasured: whoever sleeps and wakes leaves the processors in other places.
+                    place.measure(what, shape, &mut raw)?;
+                    speeds[at].push(place.measure(what, shape, &mut raw)?);
+                }
+            }
+        }
+    }
+
+    let names = MEASURED.iter().map(|(name, _)| *name);
+    let columns: Vec<&str> = std::iter::once("pieces")
+        .chain(names)
+        .chain(RATIOS.iter().map(|(name, _)| *name))
+        .collect();
+    let mut table = Table::new(&columns);
+    for (shape, speeds) in shapes.iter().zip(speeds) {
+        let speeds: Vec<f64> = speeds.into_iter().map(median).collect();
+        let mut cells = vec![shape.name()];
+        cells.extend(speeds.iter().map(|speed| number(*speed)));
+        for (_, beside) in RATIOS {
+            let [one, other] = beside.map(|(of, beside)| speeds[of] / speeds[beside]);
+            cells.push(percent(one.min(other)));
+        }
+        table.row(cells);
+    }
+    print!("{}", table.render());
+    Ok(())
+}
