@@ -232,6 +232,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether what was read is not what was written.
+    fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::ChecksumMismatch { .. } | Self::HeaderMismatch { .. }
+        )
+    }
+
     /// Whether the same call may succeed later without a change by the caller.
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -242,6 +250,28 @@ impl StoreError {
             | Self::NotAMaster { .. }
             | Self::Timeout { .. } => true,
             _ => false,
+        }
+    }
+}
+
+/// Why an object could not be read from any of its replicas, one after the other: that it is damaged only if all are. Of one
+/// that could not be asked nobody knows.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Option<StoreError>);
+
+impl Failures {
+    /// What is to be said after one more replica has failed.
+    pub(crate) fn with(&self, last: StoreError) -> StoreError {
+        match &self.0 {
+            Some(earlier) if last.is_damage() => earlier.clone(),
+            _ => last,
+        }
+    }
+
+    /// Notes a replica behind which others are tried.
+    pub(crate) fn note(&mut self, error: StoreError) {
+        if !error.is_damage() {
+            self.0.get_or_insert(error);
         }
     }
 }

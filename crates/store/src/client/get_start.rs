@@ -22,7 +22,7 @@ use super::hints::Hint;
 use super::leases::Leases;
 use super::places::{Place, Places, Targets};
 use super::records::{Answer, Eager, Record, Wanted};
-use crate::error::StoreError;
+use crate::error::{Failures, StoreError};
 use crate::link::StartOptions;
 use crate::session::lease::{Grant, Lease};
 use crate::session::{GetSession, GetShared, LeaseHold};
@@ -58,6 +58,8 @@ pub(super) struct Candidate {
     lease: LeaseHold,
     /// The replica to try.
     place: usize,
+    /// Of replicas before.
+    failures: Failures,
     /// What is mostly enough of its header was not.
     pub(super) whole_header: bool,
 }
@@ -187,9 +189,10 @@ impl Opening<'_> {
             Err(error) => {
                 let is_final = matches!(error, StoreError::FingerprintMismatch { .. });
                 if !is_final && candidate.next_place(self.core) {
+                    candidate.failures.note(error);
                     self.open.push((index, candidate));
                 } else {
-                    self.answers[index] = Some(Err(error));
+                    self.answers[index] = Some(Err(candidate.failures.with(error)));
                 }
             }
         }
@@ -320,6 +323,7 @@ fn candidate(
         places,
         lease,
         place: 0,
+        failures: Failures::default(),
         whole_header: false,
     })
 }

@@ -31,7 +31,7 @@ use super::StoreClient;
 use super::core::{Core, now};
 use super::fanout::{Fanout, Flight};
 use super::write::Range;
-use crate::error::StoreError;
+use crate::error::{Failures, StoreError};
 use crate::session::cut::check_range;
 use crate::session::{GetSession, GetShared, Payload};
 
@@ -164,6 +164,8 @@ struct Entry {
     place: usize,
     tried: usize,
     failed: Option<StoreError>,
+    /// Of replicas before.
+    failures: Failures,
     answer: Option<Result<ReadDone, StoreError>>,
 }
 
@@ -186,6 +188,7 @@ impl ReadCall {
             place: get.first_place(),
             tried: 1,
             failed: None,
+            failures: Failures::default(),
             answer: None,
         };
         let at = self.entries.len();
@@ -380,10 +383,12 @@ impl Open<'_> {
         let entry = &mut *self.entry;
         if entry.tried < entry.get.places.len() {
             core.counters.failovers.one();
+            entry.failures.note(error);
             entry.tried += 1;
             entry.place = (entry.place + 1) % entry.get.places.len();
             return None;
         }
+        let error = entry.failures.with(error);
         // The read counts as ended either way; why it failed is the better answer.
         let over = entry.get.lease.lease().end_read(now());
         Some(Err(

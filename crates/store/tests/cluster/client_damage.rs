@@ -1,10 +1,12 @@
 //! Bytes that are damaged or of another deployment.
 
 use layercake_protocol::fingerprint::Fingerprint;
+use layercake_protocol::replica::Replica;
 use layercake_store::{GetOptions, PutRequest, StoreError};
 
 use crate::common::{
-    KIB, OneKey as _, Spec, Via, buffer, fresh_key, one, one_replica, pattern, whole,
+    Cluster, KIB, OneKey as _, PATIENCE, Spec, TestNode, Via, buffer, fresh_key, one, one_replica,
+    pattern, replicas, whole,
 };
 
 // contract: session-12
@@ -125,5 +127,58 @@ async fn another_deployments_object_is_refused_before_a_byte_lands() {
     assert_eq!(client.stats().open_gets, 0);
     for removed in client.remove(&keys, false).await {
         removed.expect("refused sessions hold no lease");
+    }
+}
+
+/// Of two replicas one is damaged and one out of reach, whichever is tried first: nobody knows that the object is damaged, and
+/// who removes what is would remove a good one.
+// contract: session-12
+#[tokio::test]
+async fn an_object_is_damaged_only_if_all_its_replicas_are() {
+    let holder = |cluster: &Cluster, replica: &Replica| -> usize {
+        let holds = |node: &TestNode| node.node.segments()[0].id == replica.segment;
+        let found = cluster.nodes.iter().position(holds);
+        found.expect("it is on one of the nodes")
+    };
+    for damaged in [0, 1] {
+        for header in [false, true] {
+            let spec = Spec::new(Via::Tcp).nodes(&[1024 * KIB; 2]);
+            let cluster = spec.start().await;
+            let (writer, reader) = (cluster.client().await, cluster.client().await);
+            let (key, size) = (fresh_key(), 64 * KIB);
+            let memory = buffer(writer.engine(), pattern(1, size));
+            let put = PutRequest::new(key.clone(), vec![whole(&memory)]);
+            one(writer.put(vec![put], &replicas(2)).await).expect("there is room");
+            let get = reader.start_get(&key).await.expect("sound");
+            let places: Vec<Replica> = writer
+                .stat(&key)
+                .await
+                .expect("it is there")
+                .object
+                .replicas;
+            let place = &places[damaged];
+            let at = if header {
+                place.offset + 40
+            } else {
+                place.payload_offset()
+            };
+            let node = &cluster.nodes[holder(&cluster, place)];
+            let byte = node.peek(at, 1).await[0];
+            node.poke(at, &[byte ^ 0x10]).await;
+            let other = &cluster.nodes[holder(&cluster, &places[1 - damaged])];
+            other.engine.shutdown(PATIENCE);
+            let error = if header {
+                let again = cluster.client().await;
+                again
+                    .start_get(&key)
+                    .await
+                    .map(drop)
+                    .expect_err("damaged, or not there")
+            } else {
+                let read = reader.read(&get, 0, size).await;
+                read.map(drop).expect_err("damaged, or not there")
+            };
+            assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
+        }
     }
 }
