@@ -8,20 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use layercake_benches::report::Report;
 use layercake_benches::table::median;
-use layercake_connector::contract::{
-    BlockHash, HostEvent, METADATA_VERSION, RequestStep, Span, StepMetadata, TableUpdate,
-    WorkerSide as _,
-};
+use layercake_connector::contract::{HostEvent, WorkerSide as _};
 use layercake_connector::options::Options;
 use layercake_connector::worker::StoreWorker;
 
-use crate::setup::{Cache, Cluster, runtime};
+use crate::setup::{self, Cache, Cluster, runtime};
 
 const LAYERS: u32 = 32;
 const BLOCKS: u64 = 64;
 const ENTRY: u64 = 32 << 10;
 const ROUNDS: usize = 9;
-const PATIENCE: Duration = Duration::from_mins(1);
 /// Times that a layer takes to compute.
 const COMPUTE: [Duration; 3] = [
     Duration::from_micros(500),
@@ -95,38 +91,8 @@ fn step(
     load: bool,
     compute: Duration,
 ) -> Result<(f64, f64)> {
-    let span = Some(Span {
-        first: 0,
-        hashes: (0..BLOCKS)
-            .map(|block| BlockHash::new(&block.to_be_bytes()))
-            .collect(),
-    });
     *steps += 2;
-    let name = format!("r{steps}");
-    let request = RequestStep {
-        request: name.as_str().into(),
-        attempt: 0,
-        epoch: 0,
-        table: TableUpdate {
-            replace: true,
-            blocks: (0..BLOCKS).collect(),
-        },
-        load: span.clone().filter(|_| load),
-        save: span.filter(|_| !load),
-        restore: 0,
-    };
-    let now = StepMetadata {
-        version: METADATA_VERSION,
-        step: *steps,
-        requests: vec![request],
-        ..StepMetadata::default()
-    };
-    let ending = StepMetadata {
-        step: *steps + 1,
-        requests: Vec::new(),
-        finished: vec![name.as_str().into()],
-        ..now.clone()
-    };
+    let [now, ending] = setup::steps(*steps, BLOCKS, load);
     let begun = Instant::now();
     let mut waited = Duration::ZERO;
     worker.start_load(&now, HostEvent::done())?;
@@ -140,13 +106,7 @@ fn step(
     }
     let took = begun.elapsed();
     worker.wait_for_save(HostEvent::done())?;
-    worker.take_results();
-    worker.clear_metadata();
-    worker.start_load(&ending, HostEvent::done())?;
-    worker.wait_for_ends(PATIENCE);
-    worker.wait_for_save(HostEvent::done())?;
-    ensure!(worker.take_results().finished.len() == 1, "the saves end");
-    worker.clear_metadata();
+    setup::end(worker, &ending)?;
     Ok((took.as_secs_f64() * 1e3, waited.as_secs_f64() * 1e3))
 }
 

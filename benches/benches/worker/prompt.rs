@@ -7,22 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use layercake_benches::report::{Report, rounded};
-use layercake_connector::contract::{
-    BlockHash, Event, HostEvent, METADATA_VERSION, RequestStep, Span, StepMetadata, TableUpdate,
-    WorkerSide as _,
-};
+use layercake_connector::contract::{Event, HostEvent, WorkerSide as _};
 use layercake_connector::options::Options;
 use layercake_connector::worker::{LayerTransfer, StoreWorker, TransferObserver};
 use layercake_store::StoreClient;
 
-use crate::setup::{Cache, Cluster, runtime};
+use crate::setup::{self, Cache, Cluster, PATIENCE, runtime};
 
 const LAYERS: u32 = 32;
 /// Of 16 tokens each.
 const BLOCKS: u64 = 100_000 / 16;
 const ENTRY: u64 = 256;
 const RANKS: [u32; 3] = [1, 2, 4];
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Sessions with the window and without.
 pub(crate) fn sessions() -> Result<Report> {
@@ -105,36 +101,7 @@ pub(crate) fn objects() -> Result<Report> {
 
 /// Saves or loads the prompt in a step, and ends the request in the next. How long the first took.
 fn step(worker: &mut StoreWorker, number: u64, load: bool) -> Result<Duration> {
-    let hashes = (0..BLOCKS).map(|block| BlockHash::new(&block.to_be_bytes()));
-    let span = Span {
-        first: 0,
-        hashes: hashes.collect(),
-    };
-    let name = format!("r{number}");
-    let request = RequestStep {
-        request: name.as_str().into(),
-        attempt: 0,
-        epoch: 0,
-        table: TableUpdate {
-            replace: true,
-            blocks: (0..BLOCKS).collect(),
-        },
-        load: load.then(|| span.clone()),
-        save: (!load).then_some(span),
-        restore: 0,
-    };
-    let now = StepMetadata {
-        version: METADATA_VERSION,
-        step: number,
-        requests: vec![request],
-        ..StepMetadata::default()
-    };
-    let ending = StepMetadata {
-        step: number + 1,
-        requests: Vec::new(),
-        finished: vec![name.as_str().into()],
-        ..now.clone()
-    };
+    let [now, ending] = setup::steps(number, BLOCKS, load);
     let done: Event = HostEvent::done();
     let begun = Instant::now();
     worker.start_load(&now, Arc::clone(&done))?;
@@ -143,14 +110,8 @@ fn step(worker: &mut StoreWorker, number: u64, load: bool) -> Result<Duration> {
         ensure!(ready.invalid_blocks.is_empty(), "a load failed");
         worker.save_layer(layer, Arc::clone(&done))?;
     }
-    worker.wait_for_save(Arc::clone(&done))?;
-    let took = begun.elapsed();
-    worker.take_results();
-    worker.clear_metadata();
-    worker.start_load(&ending, Arc::clone(&done))?;
-    worker.wait_for_ends(PATIENCE);
     worker.wait_for_save(done)?;
-    ensure!(worker.take_results().finished.len() == 1, "the saves end");
-    worker.clear_metadata();
+    let took = begun.elapsed();
+    setup::end(worker, &ending)?;
     Ok(took)
 }

@@ -1,12 +1,14 @@
-//! A master and a node with threads of their own, and what a worker side is started with.
+//! A master and a node with threads of their own, and what a worker side is started with and told.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use layercake_connector::checks::{Deployment, Execution};
-use layercake_connector::contract::WorkerSide as _;
-use layercake_connector::contract::{CacheLayout, CacheRegistration, EntryCache, LayerCache};
+use layercake_connector::contract::{
+    BlockHash, CacheLayout, CacheRegistration, EntryCache, HostEvent, LayerCache, METADATA_VERSION,
+    RequestStep, Span, StepMetadata, TableUpdate, WorkerSide as _,
+};
 use layercake_connector::options::Options;
 use layercake_connector::worker::StoreWorker;
 use layercake_master::{Master, MasterConfig, Monitor};
@@ -17,6 +19,9 @@ use layercake_store::{ClientConfig, StoreClient};
 use layercake_transport::{AllocateOptions, Engine, EngineConfig, Memory};
 use prometheus_client::registry::Registry;
 use tokio::runtime::Runtime;
+
+/// How long a step's saves may take.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The servers of a bench; they end with it.
 pub(crate) struct Cluster {
@@ -191,4 +196,51 @@ fn deployment(group: CacheLayout, ranks: u32) -> Deployment {
         execution: Execution::Eager,
         retains_blocks: true,
     }
+}
+
+/// A step that loads or saves a prompt of so many blocks, and the next one, in which its request ends.
+pub(crate) fn steps(number: u64, blocks: u64, load: bool) -> [StepMetadata; 2] {
+    let hashes = (0..blocks).map(|block| BlockHash::new(&block.to_be_bytes()));
+    let span = Span {
+        first: 0,
+        hashes: hashes.collect(),
+    };
+    let name = format!("r{number}");
+    let request = RequestStep {
+        request: name.as_str().into(),
+        attempt: 0,
+        epoch: 0,
+        table: TableUpdate {
+            replace: true,
+            blocks: (0..blocks).collect(),
+        },
+        load: load.then(|| span.clone()),
+        save: (!load).then_some(span),
+        restore: 0,
+    };
+    let now = StepMetadata {
+        version: METADATA_VERSION,
+        step: number,
+        requests: vec![request],
+        ..StepMetadata::default()
+    };
+    let ending = StepMetadata {
+        step: number + 1,
+        requests: Vec::new(),
+        finished: vec![name.as_str().into()],
+        ..now.clone()
+    };
+    [now, ending]
+}
+
+/// Waits until everything of the step before is saved and its request has ended.
+pub(crate) fn end(worker: &mut StoreWorker, ending: &StepMetadata) -> Result<()> {
+    worker.take_results();
+    worker.clear_metadata();
+    worker.start_load(ending, HostEvent::done())?;
+    worker.wait_for_ends(PATIENCE);
+    worker.wait_for_save(HostEvent::done())?;
+    ensure!(worker.take_results().finished.len() == 1, "the saves end");
+    worker.clear_metadata();
+    Ok(())
 }

@@ -60,3 +60,33 @@ fn over(shared: &Shared, object: &ObjectRef, removed: Result<(), StoreError>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use layercake_protocol::ids::Generation;
+    use layercake_protocol::key::ObjectKey;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_queue_has_no_room_for_is_left_and_nobody_waits() {
+        let of_step = |step: u64| {
+            let key = ObjectKey::new(&format!("step-{step}")).expect("a key");
+            let generation = Generation(step);
+            vec![ObjectRef { key, generation }]
+        };
+        let queue = Queue::new(2);
+        for step in 1..=4 {
+            leave(&queue, of_step(step));
+            leave(&queue, Vec::new());
+        }
+        queue.close();
+        assert_eq!(queue.pop().await, Some(of_step(1)));
+        assert_eq!(queue.pop().await, Some(of_step(2)));
+        assert_eq!(
+            queue.pop().await,
+            None,
+            "steps without damage take no place"
+        );
+    }
+}

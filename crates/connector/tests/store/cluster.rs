@@ -1,7 +1,6 @@
 //! A master and a node on loopback, and an engine's description that is cheap to compute.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_connector::checks::{Deployment, Execution};
@@ -13,7 +12,8 @@ use layercake_store::link::{LinkConfig, MasterLink};
 use layercake_store::node::{Node, NodeConfig, SegmentSpec};
 use layercake_store::{ClientConfig, StoreClient};
 use layercake_transport::mock::MockNetwork;
-use layercake_transport::{Access, Batch, Direction, Engine, EngineConfig, Piece, RemoteSlice};
+use layercake_transport::testing::poke;
+use layercake_transport::{Engine, EngineConfig, RemoteSlice};
 use prometheus_client::registry::Registry;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -144,25 +144,14 @@ impl Cluster {
     async fn overwrite(&self, offset: u64) {
         let segment = self.node.2.segments().remove(0);
         let engine = engine(self.network.as_ref());
-        let memory = engine
-            .register(vec![0xA5].into(), Access::LocalOnly)
-            .expect("a byte");
-        let transfer = engine.submit(Batch {
-            peer: Arc::new(segment.endpoint),
-            direction: Direction::Write,
-            pieces: vec![Piece {
-                local: memory.slice(0, 1).expect("whole"),
-                remote: RemoteSlice {
-                    region: segment.region,
-                    capability: segment.capability,
-                    offset,
-                    len: 1,
-                    generation: None,
-                },
-            }],
-            checksum: false,
-            deadline: None,
-        });
+        let place = RemoteSlice {
+            region: segment.region,
+            capability: segment.capability,
+            offset,
+            len: 1,
+            generation: None,
+        };
+        let transfer = poke(&engine, segment.endpoint, place, vec![0xA5]);
         assert!(transfer.await.is_ok());
     }
 

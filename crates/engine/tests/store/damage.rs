@@ -1,13 +1,13 @@
 //! Stored objects that are damaged behind everybody's back.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use layercake_engine::run::Engine;
 use layercake_protocol::ids::Generation;
 use layercake_protocol::key::ObjectKey;
 use layercake_store::StoreClient;
-use layercake_transport::{Access, Batch, Direction, Piece, RemoteSlice};
+use layercake_transport::RemoteSlice;
+use layercake_transport::testing::poke;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, PATIENCE, config};
@@ -29,26 +29,14 @@ pub(crate) fn damage(cluster: &Cluster, store: &StoreClient, key: &ObjectKey) ->
     let object = stat.expect("it is stored").object;
     let replica = object.replicas[0];
     let segment = cluster.nodes[0].2.segments().remove(0);
-    let engine = store.engine();
-    let memory = engine
-        .register(vec![0xA5].into(), Access::LocalOnly)
-        .expect("a byte");
-    let written = engine.submit(Batch {
-        peer: Arc::new(segment.endpoint),
-        direction: Direction::Write,
-        pieces: vec![Piece {
-            local: memory.slice(0, 1).expect("whole"),
-            remote: RemoteSlice {
-                region: segment.region,
-                capability: segment.capability,
-                offset: replica.payload_offset(),
-                len: 1,
-                generation: None,
-            },
-        }],
-        checksum: false,
-        deadline: None,
-    });
+    let place = RemoteSlice {
+        region: segment.region,
+        capability: segment.capability,
+        offset: replica.payload_offset(),
+        len: 1,
+        generation: None,
+    };
+    let written = poke(store.engine(), segment.endpoint, place, vec![0xA5]);
     assert!(cluster.runtime.block_on(written).is_ok());
     object.generation
 }
