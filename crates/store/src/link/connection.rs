@@ -297,13 +297,14 @@ impl Connection {
             return Err(error);
         }
         waiting.handed_over = true;
-        if !self.swept.load(Ordering::Relaxed) && !self.swept.swap(true, Ordering::AcqRel) {
-            self.asked.notify_one();
-        }
-        if let Some(lane) = self.lane()
-            && !drives(self.wires.client)
-        {
-            lane.reader.call_back();
+        match self.lane() {
+            // Whoever leads looks after deadlines, too.
+            Some(_) if drives(self.wires.client) => {}
+            Some(lane) => {
+                self.be_swept();
+                lane.reader.call_back();
+            }
+            None => self.be_swept(),
         }
         match (&mut waiting.answer).await {
             Ok(Ok(answer)) => {
@@ -319,6 +320,13 @@ impl Connection {
         }
     }
 
+    /// Has the sweeper go round while calls wait.
+    pub(super) fn be_swept(&self) {
+        if !self.swept.load(Ordering::Relaxed) && !self.swept.swap(true, Ordering::AcqRel) {
+            self.asked.notify_one();
+        }
+    }
+
     /// Ends calls whose time is over, by looking at all of them every so often while there are any.
     pub(super) async fn sweep(&self, every: Duration) -> std::convert::Infallible {
         loop {
@@ -330,7 +338,8 @@ impl Connection {
         }
     }
 
-    fn end_overdue(&self) {
+    /// Ends calls whose time is over.
+    pub(super) fn end_overdue(&self) {
         let now = Instant::now();
         let mut overdue = Vec::new();
         {

@@ -65,7 +65,9 @@ pub fn block_on<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
 }
 
 fn drive<T>(link: Option<&MasterLink>, runtime: &Handle, future: impl Future<Output = T>) -> T {
-    let Ok(parker) = Parker::take() else {
+    // Who leads looks for calls whose time is over, as often as the link's own task does.
+    let look_again = link.map(|link| link.shared().sweep_every());
+    let Ok(parker) = Parker::take(look_again) else {
         // Without a file descriptor to spare there is still the runtime's way.
         return runtime.block_on(future);
     };
@@ -111,7 +113,8 @@ fn wait(link: Option<&MasterLink>, parker: &Arc<Parker>, lead: &mut Option<Lead>
         if lane.reader.wait(parker, &arrivals, lead) {
             return;
         }
-        // Somebody has to read what this thread has asked for.
+        // Somebody has to read what this thread has asked for, and to mind its deadline.
+        connection.be_swept();
         lane.reader.call_back();
     }
     match lead {

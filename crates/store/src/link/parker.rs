@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::Wake;
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -21,8 +21,8 @@ const WOKEN: u8 = 1;
 const PARKED: u8 = 2;
 const POLLS: u8 = 3;
 
-/// Nothing is waited for without another look from time to time.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Nothing is waited for without another look from time to time: so often where nobody says how often.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// This thread's, while it is not in use.
@@ -35,19 +35,32 @@ pub(super) struct Parker {
     state: AtomicU8,
     thread: Thread,
     wakes: OwnedFd,
+    /// How long it waits at a time, in microseconds.
+    look_again: AtomicU64,
 }
 
 impl Parker {
-    /// One for this thread.
-    pub(super) fn take() -> io::Result<Arc<Self>> {
-        if let Some(idle) = IDLE.take() {
-            return Ok(idle);
-        }
-        Ok(Arc::new(Self {
-            state: AtomicU8::new(RUNS),
-            thread: thread::current(),
-            wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-        }))
+    /// One for this thread, which looks again so often.
+    pub(super) fn take(look_again: Option<Duration>) -> io::Result<Arc<Self>> {
+        let parker = if let Some(idle) = IDLE.take() {
+            idle
+        } else {
+            Arc::new(Self {
+                state: AtomicU8::new(RUNS),
+                thread: thread::current(),
+                wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+                look_again: AtomicU64::new(0),
+            })
+        };
+        let micros = look_again.unwrap_or(LOOK_AGAIN).as_micros();
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX);
+        parker.look_again.store(micros, Ordering::Relaxed);
+        Ok(parker)
+    }
+
+    /// How long it waits at a time.
+    pub(super) fn look_again(&self) -> Duration {
+        Duration::from_micros(self.look_again.load(Ordering::Relaxed))
     }
 
     /// Keeps it for this thread's next time.
@@ -82,7 +95,7 @@ impl Parker {
     /// Waits until it is woken or called, or for no reason.
     pub(super) fn park(&self) {
         if self.begin(PARKED) {
-            thread::park_timeout(LOOK_AGAIN);
+            thread::park_timeout(self.look_again());
             self.end(PARKED);
         }
     }
@@ -109,7 +122,7 @@ impl Parker {
         }
         let mut fds: SmallVec<[PollFd<'_>; 3]> = sockets.into_iter().map(Awaited::events).collect();
         fds.push(PollFd::new(&self.wakes, PollFlags::IN));
-        let look_again = Timespec::try_from(LOOK_AGAIN).ok();
+        let look_again = Timespec::try_from(self.look_again()).ok();
         let polled = poll(&mut fds, look_again.as_ref());
         self.end(POLLS);
         match polled {

@@ -162,6 +162,10 @@ impl Takes for Arrivals<'_> {
     fn is_waited_for(&self) -> bool {
         self.connection.is_waited_for()
     }
+
+    fn end_overdue(&self) {
+        self.connection.end_overdue();
+    }
 }
 
 fn arrived(shared: &Shared, connection: &Connection, frame: wire::MasterFrame) {

@@ -8,6 +8,7 @@ use layercake_protocol::replica::{PutStart, ReplicateConfig};
 use layercake_store::link::{Exists, LinkState, MasterLink, StartOptions, block_on};
 use layercake_store::{ClientConfig, StoreClient, StoreError};
 use tokio::runtime::Handle;
+use tokio::time::sleep;
 
 use crate::common::proxy::{Flow, Proxy};
 use crate::common::{Cluster, MIB, OneKey as _, PATIENCE, Spec, Via, eventually, key, link_config};
@@ -122,7 +123,7 @@ async fn what_a_blocking_thread_waits_for_need_not_be_the_master() {
         let begun = Instant::now();
         let inner = link.clone();
         link.block_on(runtime, async {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            sleep(Duration::from_millis(20)).await;
             tokio::spawn(async { tokio::task::yield_now().await })
                 .await
                 .expect("no panic");
@@ -244,4 +245,72 @@ async fn a_blocking_call_ends_at_its_deadline_and_over_grpc_it_works_as_well() {
         assert!(matches!(error, StoreError::MasterTimeout { .. }), "{error}");
         proxy.up(Flow::Open);
     }
+}
+
+#[test]
+fn a_blocking_call_after_a_pause_wakes_nobody_of_the_runtime() {
+    let runtime = |threads| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let built = builder.worker_threads(threads).enable_all().build();
+        built.expect("a runtime")
+    };
+    // Of the link there is one thread, whose turns count.
+    let (others, own) = (runtime(1), runtime(1));
+    // Heartbeats don't come in between.
+    let spec = Spec::new(Via::Local).ttl(PATIENCE * 10);
+    let cluster = others.block_on(spec.start());
+    for local_lane in [true, false] {
+        let mut config = config(cluster.master.address);
+        config.local_lane = local_lane;
+        config.timeouts.ping_every = PATIENCE;
+        let link = own.block_on(connected(config));
+        let turns = || own.metrics().worker_park_count(0);
+        let pause = |ms| others.block_on(async { sleep(Duration::from_millis(ms)).await });
+        let is_left_alone = || {
+            // Long enough for what goes on after a call to end. Where it is not, the next one is looked at.
+            pause(250);
+            let before = turns();
+            let keys = [key("k")];
+            let asked = link.block_on(own.handle(), link.exists(&Exists::readable(&keys)));
+            assert!(asked.is_ok());
+            // One who was woken has gone to sleep again.
+            pause(20);
+            turns() == before
+        };
+        assert!((0..20).any(|_| is_left_alone()), "{local_lane}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blocking_call_ends_at_its_deadline_however_often_its_thread_is_woken() {
+    let cluster = Spec::new(Via::Local).ttl(PATIENCE * 10).start().await;
+    let proxy = Proxy::start(cluster.master.address).await;
+    let mut config = config(proxy.address);
+    config.timeouts.call = Duration::from_millis(300);
+    config.timeouts.ping = PATIENCE;
+    let link = connected(config).await;
+    // The first heartbeat is over by then, or would end the link before.
+    let before = link.clone();
+    let answered = blocking(move |runtime| {
+        before.block_on(runtime, before.exists(&Exists::readable(&[key("k")])))
+    });
+    assert!(answered.await.is_ok());
+    proxy.up(Flow::Held);
+    let answered = blocking(move |runtime| {
+        link.block_on(runtime, async {
+            let keys = [key("k")];
+            let mut ticks = tokio::time::interval(Duration::from_millis(5));
+            let query = Exists::readable(&keys);
+            let asking = link.exists(&query);
+            tokio::pin!(asking);
+            loop {
+                tokio::select! {
+                    answer = &mut asking => return answer,
+                    _ = ticks.tick() => {}
+                }
+            }
+        })
+    });
+    let error = answered.await.expect_err("nobody hears it");
+    assert!(matches!(error, StoreError::MasterTimeout { .. }), "{error}");
 }

@@ -5,9 +5,10 @@
 //! one that waits so, if there is any. The link's task reads when nobody leads, for callers that do not
 //! block and for commands; it would be woken in vain by every answer that a leader takes, so it stands
 //! aside while there are leaders, and looks again every [`LOOK_AGAIN`]. It is called back when a call is
-//! left that nobody leads for. One who also looks after the connection of a transfer waits for both sockets at once.
+//! left that nobody leads for. A leader also ends calls whose time is over, so that nobody else has to be woken for
+//! that. One who also looks after the connection of a transfer waits for both sockets at once.
 //!
-//! Order: `inbox` before any lock of a connection; `following` alone.
+//! Order: `inbox` before any lock of a connection; `following` and `looked` alone.
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,6 +40,9 @@ pub(in crate::link) trait Takes {
 
     /// Whether anybody waits for an answer.
     fn is_waited_for(&self) -> bool;
+
+    /// Ends the calls whose time is over.
+    fn end_overdue(&self);
 }
 
 /// See the module's text.
@@ -53,6 +57,8 @@ pub(in crate::link) struct Reader {
     /// The link's task does not read.
     aside: AtomicBool,
     call_back: Notify,
+    /// When a leader looked for calls whose time is over.
+    looked: Mutex<Instant>,
     /// Why a leader found that the lane is over.
     over: Mutex<Option<String>>,
     is_over: Notify,
@@ -69,6 +75,7 @@ impl Reader {
             led: AtomicU64::new(0),
             aside: AtomicBool::new(false),
             call_back: Notify::new(),
+            looked: Mutex::new(Instant::now()),
             over: Mutex::new(None),
             is_over: Notify::new(),
             following: Mutex::default(),
@@ -210,6 +217,7 @@ impl Reader {
                 return Ok(());
             };
             let ready = wait_for(parker, Awaited::to_read(socket), other);
+            self.look_at_deadlines(parker, takes);
             if !ready.map_err(|error| error.to_string())? {
                 continue;
             }
@@ -220,6 +228,17 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Those who lead for a moment each look as often as one who leads for long.
+    fn look_at_deadlines(&self, parker: &Parker, takes: &impl Takes) {
+        let now = Instant::now();
+        let mut looked = self.looked.lock();
+        if now - *looked >= parker.look_again() {
+            *looked = now;
+            drop(looked);
+            takes.end_overdue();
+        }
     }
 
     /// Has another one lead, or the link's task read, if there is something to wait for.
