@@ -10,6 +10,10 @@
 //! hole is large enough. Since the order is kept, contiguous room is not sought out but waited for, and
 //! segments that the caller can't reach are not left out: what one allocation may evict is bounded, and after
 //! that it is refused.
+//!
+//! Before it is, versions without a name make room whose leases are those of probes and of reads without a
+//! session: nobody can find them any more, and a read that is under way still knows by the generation that its
+//! place was taken.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -95,7 +99,22 @@ impl State {
             evicted.objects += reached.objects;
             step = need;
         }
+        if placed.places.is_empty() && self.reclaim_removed(now) {
+            placement.place(extent, replicas, &mut placed);
+        }
         placed
+    }
+
+    /// The last resort: lets versions go that were removed or replaced, and that no session reads. True: there
+    /// were some.
+    fn reclaim_removed(&self, now: Moment) -> bool {
+        let mut effects = Effects::default();
+        for number in 0..self.shards.len() {
+            self.shard(number).reclaim_removed(now, &mut effects);
+        }
+        let some = effects.freed_bytes > 0;
+        self.carry_out(now, &mut effects);
+        some
     }
 
     /// One step of background eviction, if the pool is fuller than its watermark or was and the goal is not
