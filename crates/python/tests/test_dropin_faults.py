@@ -48,6 +48,18 @@ def test_transfers_of_whole_objects_that_fail_say_that_the_memory_is_free():
         assert client.do("store.batch_put_session_end(['s'])")[0] < 0
 
 
+def test_an_end_whose_memory_was_taken_back_finds_no_object():
+    with running_master() as (address, _), clients(address, 16 * MIB, 0) as (holder, client):
+        assert client.do("alive.append(alloc(4096)) or store.batch_put_session_start(list('abc'), [100] * 3)") == [0] * 3
+        write = "store.batch_put_from_multi_buffer_ranges(['{}'], [[alive[-1]]], [[100]], [[0]])"
+        assert client.do(write.format("a")) == [100]
+        assert holder.do("store.close()") == 0
+        assert client.do(write.format("b")) == [-800]
+        for _ in range(2):
+            assert client.do("store.batch_put_session_end(list('abc'))") == [-704] * 3
+        assert client.do("store.batch_put_session_revoke(list('abc'))") == [0] * 3
+
+
 def test_two_replicas_outlive_one_of_their_holders():
     with running_master("--client_ttl=60") as (address, _), clients(address, 16 * MIB, 16 * MIB, 0) as (a, _, client):
         keys, values = "[f'k{i}' for i in range(20)]", "[bytes([i]) * 1000 for i in range(20)]"

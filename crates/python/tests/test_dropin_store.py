@@ -375,6 +375,11 @@ ODD = {
     "store.remove('odd-c', 1)": 0,
     "memoryview(store.get_buffer('odd-a')).format": "b",
     "store.query_task((1, 2))": (None, -1400),
+    "store.create_copy_task('none', [])": ((0, 0), -600),
+    # What no segment has room for is refused as that, whatever lies behind its address.
+    "store.batch_put_from(['odd-d', 'odd-e', 'odd-f'], [good] * 3, [10, 1 << 40, 10])": [0, -200, 0],
+    "store.batch_put_from_multi_buffers(['odd-g', 'odd-h'], [[good, good], [good]], [[5, 1 << 62], [10]])": [-200, 0],
+    "store.upsert_from('odd-e', good, 1 << 40)": -200,
 }
 
 
@@ -394,6 +399,25 @@ print(repr(found))
 """
     # The destination of ranges is not registered here, which is one more refusal.
     assert check(code, master, LAYERCAKE_LOG="error").strip() == repr(list(ODD.values()))
+
+
+def test_an_emptied_store_has_room_at_once(master):
+    code = """
+store = new(segment=16 * MIB)
+value = bytes(range(256)) * 4096
+keys = [f"full {index}" for index in range(14)]
+for _ in range(3):
+    assert [store.put(key, value) for key in keys] == [0] * 14
+    assert store.get_batch(keys) == [value] * 14
+    assert store.batch_is_exist(keys) == [1] * 14
+    assert store.remove_all(True) == 14
+for _ in range(20):
+    assert store.upsert("full", value) == 0
+    assert store.get("full") == value
+assert store.remove("full", True) == 0
+"""
+    with running_master("--default_kv_lease_ttl=1h") as (patient, _):
+        check(code, patient)
 
 
 def test_values_are_all_that_has_bytes_and_keys_any_sequence(master):

@@ -11,9 +11,9 @@
 //! segments that the caller can't reach are not left out: what one allocation may evict is bounded, and after
 //! that it is refused.
 //!
-//! Before it is, versions without a name make room whose leases are those of probes and of reads without a
-//! session: nobody can find them any more, and a read that is under way still knows by the generation that its
-//! place was taken.
+//! Before anything is evicted there, versions without a name make room that no session reads: their leases are
+//! those of probes and of reads of one call. Nobody can find them any more, and a read that is under way knows by
+//! the generation that its place was taken.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -73,7 +73,7 @@ impl State {
         }
         let _pressure = self.evicting.lock();
         self.call_holds_back(now);
-        self.sweep_removed(now);
+        self.reclaim_removed(now);
         let need = granule_bytes(extent.len());
         let share = self.share(placement.capacity(), self.config.eviction_ratio);
         let mut step = need.max(wanted.min(share));
@@ -99,22 +99,7 @@ impl State {
             evicted.objects += reached.objects;
             step = need;
         }
-        if placed.places.is_empty() && self.reclaim_removed(now) {
-            placement.place(extent, replicas, &mut placed);
-        }
         placed
-    }
-
-    /// The last resort: lets versions go that were removed or replaced, and that no session reads. True: there
-    /// were some.
-    fn reclaim_removed(&self, now: Moment) -> bool {
-        let mut effects = Effects::default();
-        for number in 0..self.shards.len() {
-            self.shard(number).reclaim_removed(now, &mut effects);
-        }
-        let some = effects.freed_bytes > 0;
-        self.carry_out(now, &mut effects);
-        some
     }
 
     /// One step of background eviction, if the pool is fuller than its watermark or was and the goal is not
@@ -277,11 +262,11 @@ impl State {
         standings.fold(Standing::default(), Standing::best)
     }
 
-    /// Lets memory go whose last reader's lease has ended.
-    pub(super) fn sweep_removed(&self, now: Moment) {
+    /// Lets memory go of versions without a name, unless a session reads it.
+    fn reclaim_removed(&self, now: Moment) {
         let mut effects = Effects::default();
         for number in 0..self.shards.len() {
-            self.shard(number).sweep_removed(now, &mut effects);
+            self.shard(number).reclaim_removed(now, &mut effects);
         }
         self.carry_out(now, &mut effects);
     }

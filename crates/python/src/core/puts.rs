@@ -23,7 +23,7 @@ use layercake_transport::{LocalSlice, PieceError};
 use parking_lot::RwLock;
 
 use super::StoreCore;
-use super::code::{self, Call, INVALID};
+use super::code::{self, ABSENT, Call, INVALID};
 use super::failures::{Failures, Verdict};
 use super::reasons::{because, invalid};
 use crate::args::{Keys, Names, Ragged};
@@ -258,7 +258,26 @@ impl StoreCore {
             }
         }
         let ended = self.block(self.client().end_puts(ending));
-        self.settle(keys, answers.codes, order, ended)
+        let mut codes = self.settle(keys, answers.codes, order, ended);
+        self.look_for_gone(keys, &mut codes);
+        codes
+    }
+
+    /// An end that did not reach the object's memory may be of one whose memory is gone: its owner withdrew it, or the
+    /// master started anew. There is no such object then, and nothing to try again.
+    fn look_for_gone(&self, keys: &Names, codes: &mut [i64]) {
+        let failed = Call::Session.transfer_failed().as_result();
+        for (key, code) in keys.iter().zip(codes).filter(|(_, code)| **code == failed) {
+            let Ok(key) = ObjectKey::new(key) else {
+                continue;
+            };
+            match self.block(self.client().stat(&key)) {
+                Ok(detail) if !detail.segments.is_empty() => {}
+                Ok(_) | Err(StoreError::Refused(Refusal::NotFound)) => *code = ABSENT,
+                // Nobody knows.
+                Err(_) => return,
+            }
+        }
     }
 
     /// Gives reservations back: 0 or a code for each key.

@@ -118,12 +118,15 @@ impl StoreCore {
     }
 
     fn check(&self, key: &ObjectKey, job: &Job) -> Result<(), i64> {
+        if matches!(job, Job::Copy { targets } if targets.is_empty()) {
+            return Err(invalid("a copy needs at least one target"));
+        }
         let coded = |error: StoreError| code::of(&error, Call::Question);
         let detail = self.block(self.client().stat(key)).map_err(coded)?;
         let segments = self.block(self.client().link().segments()).map_err(coded)?;
         let is_there = |name: &String| segments.iter().any(|stat| stat.segment.name == *name);
         let good = match job {
-            Job::Copy { targets } => !targets.is_empty() && targets.iter().all(is_there),
+            Job::Copy { targets } => targets.iter().all(is_there),
             Job::Move { source, target } => {
                 let at_source =
                     |segment: &layercake_protocol::replica::Segment| segment.name == *source;

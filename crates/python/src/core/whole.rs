@@ -5,11 +5,13 @@
 //! [`OpenGets::read`] moves the bytes. The leases are left to run out: whoever reads here has no other way
 //! to say that the object is still of interest.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::ReplicateConfig;
+use layercake_protocol::report::SegmentStat;
 use layercake_store::{
     GetOptions, GetSession, PutOutcome, PutRequest, Range, RangeRead, StoreError,
 };
@@ -52,6 +54,24 @@ impl StoreCore {
                 piece.map_err(|error| code::of_memory(&error, call))
             })
             .collect()
+    }
+
+    /// The code of an object that no segment can take, wherever its bytes are. `largest`: the segment with the most
+    /// memory, asked for once in a call.
+    pub(crate) fn without_room(&self, lens: &[u64], largest: &OnceCell<u64>) -> Option<i64> {
+        let size = lens
+            .iter()
+            .fold(0, |sum: u64, len| sum.saturating_add(*len));
+        let largest = *largest.get_or_init(|| {
+            let segments = self.block(self.client().link().segments());
+            let sizes = |segments: Vec<SegmentStat>| segments.iter().map(|s| s.segment.len).max();
+            // Where that is not known, the memory is what is wrong.
+            segments.map_or(u64::MAX, |segments| sizes(segments).unwrap_or(0))
+        });
+        (size > largest).then(|| {
+            let reason = format_args!("no segment has room for {size} bytes");
+            because(ResultCode::NO_SPACE.as_result(), reason)
+        })
     }
 
     /// Stores objects: 0 also where the key has an object or a writer. With `replace`, what is there is

@@ -31,7 +31,7 @@ use thiserror::Error;
 pub(crate) use self::engine::{Move, PeerEngine, Submitted};
 
 /// How long connecting to a peer, or one request to it, may take.
-const ASK_WITHIN: Duration = Duration::from_secs(3);
+const ASK_WITHIN: Duration = Duration::from_secs(2);
 
 /// Bytes of a notification's name and message together. Peers end a stream on which a longer one comes.
 const NOTIFICATION: usize = 64 << 10;

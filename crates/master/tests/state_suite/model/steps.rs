@@ -84,7 +84,7 @@ impl Model {
         }
     }
 
-    /// Where there is no room otherwise, all that lost its name gives way, but for what a session reads.
+    /// Where there is no room, all that lost its name gives way, but for what a session reads.
     fn notice_reclaimed(&mut self) {
         let now = self.now();
         let mut leased: Vec<_> = self

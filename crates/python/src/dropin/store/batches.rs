@@ -1,5 +1,7 @@
 //! Whole objects from and to memory by address, in batches.
 
+use std::cell::OnceCell;
+
 use layercake_protocol::key::{KeyError, ObjectKey};
 use layercake_store::PutRequest;
 use pyo3::prelude::*;
@@ -79,8 +81,12 @@ pub(super) fn put_rows(
         Err(code) => return Ok(keys.refused(name, code)),
     };
     store.codes(py, name, keys, |core| {
+        let largest = OnceCell::new();
         let items = keys.iter().enumerate();
-        let items = items.map(|(index, key)| item(core, key, rows.row(index), plan.group(index)));
+        let items = items.map(|(index, key)| {
+            let (row, group) = (rows.row(index), plan.group(index));
+            item(core, key, row, group, &largest)
+        });
         core.put(items.collect(), &plan.config, replace)
     })
 }
@@ -90,9 +96,11 @@ fn item(
     key: Result<&ObjectKey, &KeyError>,
     (addrs, lens): (&[u64], &[u64]),
     group: Option<String>,
+    largest: &OnceCell<u64>,
 ) -> PutItem {
     let key = key.map_err(invalid)?;
-    let pieces = core.pieces(addrs, lens, Use::Read, Call::WholeWrite)?;
+    let pieces = core.pieces(addrs, lens, Use::Read, Call::WholeWrite);
+    let pieces = pieces.map_err(|code| core.without_room(lens, largest).unwrap_or(code))?;
     Ok(PutRequest {
         group,
         ..PutRequest::new(key.clone(), pieces)
