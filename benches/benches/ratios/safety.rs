@@ -18,7 +18,7 @@ use crate::shape::Shape;
 use crate::{KINDS, Machine, PLACEMENTS, percent, shuffled};
 
 /// Rounds on the same memory.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 12;
 
 /// With everything, then without one of both.
 const SETTINGS: [Safety; 3] = [

@@ -272,17 +272,20 @@ impl Loops {
     /// The processor has these loops; `len` is at least [`STREAM_FROM`]; `len` bytes are mapped readable
     /// at `source` and writable at `target`.
     pub(super) unsafe fn stream(&self, target: *mut u8, source: *const u8, len: usize) {
+        // An empty `rep movsb` takes as long as some hundred bytes of the loop.
+        let odd_bytes = |at: usize, len: usize| {
+            if len > 0 {
+                // SAFETY: bytes of the same ranges.
+                unsafe { super::copy_raw(target.wrapping_add(at), source.wrapping_add(at), len) }
+            }
+        };
         let head = target.align_offset(self.stream_align).min(len);
-        // SAFETY: the first bytes of the same ranges.
-        unsafe { super::copy_raw(target, source, head) };
+        odd_bytes(0, head);
         let bulk = (len - head) / self.step * self.step;
         let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
         // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
         unsafe { (self.move_streaming)(to, from, bulk) };
-        let done = head + bulk;
-        let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
-        // SAFETY: the rest of the same ranges.
-        unsafe { super::copy_raw(to, from, len - done) }
+        odd_bytes(head + bulk, len - head - bulk);
     }
 
     /// # Safety
