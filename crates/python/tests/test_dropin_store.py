@@ -401,6 +401,27 @@ print(repr(found))
     assert check(code, master, LAYERCAKE_LOG="error").strip() == repr(list(ODD.values()))
 
 
+def test_upserts_of_one_key_by_many_threads_are_all_done(master):
+    code = """
+store = new()
+values = [bytes([number]) * 50_000 for number in range(8)]
+codes = []
+
+def replace(number):
+    codes.append([store.upsert("same", values[number]) for _ in range(20)])
+
+threads = [threading.Thread(target=replace, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert codes == [[0] * 20] * 8, codes
+assert store.get("same") in values
+assert store.remove("same", True) == 0
+"""
+    check(code, master)
+
+
 def test_an_emptied_store_has_room_at_once(master):
     code = """
 store = new(segment=16 * MIB)

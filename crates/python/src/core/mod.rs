@@ -31,7 +31,8 @@
 //! are answered as the table of the Mooncake interface says: the error for every key, and nothing moves.
 //!
 //! Locks don't nest: addresses are resolved, and the pages of unregistered memory made present, before a table of
-//! sessions is taken, and the buffers are locked for one look-up at a time. No lock is held while a call waits; that
+//! sessions is taken, and the buffers are locked for one look-up at a time. No lock is held while a call waits, but
+//! for the turns of upserts (`turns`), which are taken first; that
 //! of the put sessions is held, shared, while a batch is handed to the transport, which never blocks.
 
 pub(crate) mod buffers;
@@ -46,6 +47,7 @@ pub(crate) mod reasons;
 mod settings;
 mod store;
 mod tasks;
+mod turns;
 pub(crate) mod whole;
 
 pub(crate) use self::copies::ObjectCopy;

@@ -18,6 +18,7 @@ use super::gets::GetTable;
 use super::puts::PutTable;
 use super::settings::{MemberName, StoreSettings};
 use super::tasks::TaskTable;
+use super::turns::Turns;
 use crate::runtime::Close;
 
 /// How long a start that failed may take to undo itself.
@@ -61,6 +62,7 @@ pub(crate) struct StoreCore {
     pub(super) puts: PutTable,
     pub(super) gets: GetTable,
     pub(super) tasks: TaskTable,
+    pub(super) turns: Turns,
 }
 
 /// How a member stands.
@@ -122,6 +124,7 @@ impl StoreCore {
             puts: PutTable::default(),
             gets: GetTable::default(),
             tasks: TaskTable::default(),
+            turns: Turns::default(),
         });
         let mut undo = Undo(Some(Arc::clone(&core)));
         let lent = core.lend(&settings).await;

@@ -93,6 +93,8 @@ impl StoreCore {
                 Err(code) => answers[index] = code,
             }
         }
+        let keys = left.iter().map(|(_, request)| &request.key);
+        let _turn = replace.then(|| self.turns.take(keys));
         while !left.is_empty() {
             let (round, later) = if replace {
                 first_of_each_key(left)
