@@ -15,7 +15,8 @@
 //!
 //! Where ranks compute together, a load that failed on one makes void what all compute from there on. So a
 //! request that loads is *in doubt* until the results of all ranks for that step are known, and its puts
-//! wait with their commit for that ([`doubt`](Tracker::doubt), [`confirm`](Tracker::confirm)).
+//! wait with their commit for that, and are not published before it ([`doubt`](Tracker::doubt),
+//! [`confirm`](Tracker::confirm)).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -230,6 +231,14 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         self.puts
             .get(key)
             .is_some_and(|put| put.state == PutState::Open && put.awaits > self.confirmed)
+    }
+
+    /// Whether what is written of a put may be published at once: not if another rank may yet report that it was computed
+    /// from void blocks. What this step loads on this rank is the caller's to know.
+    pub fn may_publish(&self, key: &K) -> bool {
+        self.puts
+            .get(key)
+            .is_some_and(|put| put.state == PutState::Open && put.awaits <= self.confirmed)
     }
 
     /// Whether a put whose bytes are all written may be committed; if not, and it need not

@@ -83,9 +83,9 @@ fn what_is_computed_beside_a_load_waits_for_all_ranks() {
     tracker.doubt(&r1, 4);
     assert!(tracker.want_put(&r1, 1, &7).is_some());
     assert!(tracker.want_put(&r2, 0, &8).is_some());
-    assert!(tracker.must_wait(&7) && !tracker.may_commit(&7));
+    assert!(tracker.must_wait(&7) && !tracker.may_publish(&7) && !tracker.may_commit(&7));
     assert!(tracker.may_write(&7), "its bytes may be read meanwhile");
-    assert!(!tracker.must_wait(&8) && tracker.may_commit(&8));
+    assert!(!tracker.must_wait(&8) && tracker.may_publish(&8) && tracker.may_commit(&8));
     tracker.confirm(3);
     assert!(tracker.must_wait(&7));
     tracker.confirm(4);
@@ -96,7 +96,7 @@ fn what_is_computed_beside_a_load_waits_for_all_ranks() {
     assert!(tracker.must_wait(&9));
     tracker.cancel(&r1);
     tracker.confirm(5);
-    assert!(!tracker.must_wait(&9) && !tracker.may_commit(&9));
+    assert!(!tracker.must_wait(&9) && !tracker.may_publish(&9) && !tracker.may_commit(&9));
 }
 
 #[test]

@@ -32,8 +32,8 @@ const CALLS: usize = 4;
 pub(crate) struct SaveStep {
     pub(crate) caches: Arc<Caches>,
     pub(crate) rows: Vec<SaveRow>,
-    /// What is written is published at once. Not beside loads: one that fails makes void what is computed, and that shows
-    /// only later.
+    /// What is written is published at once, but for rows that wait for other ranks. Not beside loads: one that fails makes
+    /// void what is computed, and that shows only later.
     pub(crate) publish: bool,
     /// The engine went on without: everything is revoked.
     pub(crate) given_up: AtomicBool,
@@ -197,7 +197,11 @@ impl Sender {
             prefix_index: Some(shared.prefix_index(row.index)),
             ..PutStart::new(row.key.clone(), step.caches.object_len())
         });
-        let puts = puts.map(|put| if step.publish { put.early_reads() } else { put });
+        // Whether a reservation is published is said when it begins: one that waits for other ranks then never is.
+        let puts = puts.map(|put| {
+            let publish = step.publish && shared.tracker(|tracker| tracker.may_publish(&put.key));
+            if publish { put.early_reads() } else { put }
+        });
         let recency = Recency {
             epoch,
             first_index: 0,

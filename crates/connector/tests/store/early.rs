@@ -3,7 +3,10 @@
 //! The engine that saves is held between its layers by events that only the test sets, so that what the other has loaded
 //! meanwhile can't have been there by luck.
 
-use layercake_connector::contract::{BlockHash, BlockId, Event, HostEvent, WorkerSide as _};
+use layercake_connector::checks::Deployment;
+use layercake_connector::contract::{
+    BlockHash, BlockId, Event, HostEvent, SchedulerSide as _, WorkerSide as _,
+};
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use layercake_store::{Progress, StoreClient};
@@ -239,6 +242,70 @@ async fn nothing_is_published_in_a_step_that_loads() {
     );
     later.set();
     second.ranks[0].worker.clear_metadata();
+    for rig in [first, second, third] {
+        rig.close().await;
+    }
+}
+
+/// Which blocks are void one rank alone may know. What another computes from them in the steps until all have reported is
+/// published no more than it is committed, though these steps load nothing.
+// contract: connector-17
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_is_published_before_all_ranks_have_reported_the_load_it_was_computed_from() {
+    let cluster = Cluster::start().await;
+    let (store, hashes) = (cluster.client().await, hashes(1, 4));
+    let deployment = Deployment {
+        storing_ranks: 1,
+        ..deployment(2)
+    };
+    let mut first = Rig::new(&deployment, &store, &early());
+    assert_eq!(first.admit("a", &hashes[..2]).await, 0);
+    first.step(&[(("a", &TABLE[..3], 9, 0, 9), &hashes[..2])]);
+    first.finish("a").await;
+
+    let mine = cluster.client().await;
+    let mut second = Rig::new(&deployment, &mine, &early());
+    assert_eq!(second.admit("p", &hashes).await, 8);
+    let loads = [(("p", TABLE.as_slice(), 17, 8, 3), hashes.as_slice())];
+    let metadata = second.plan(&loads, &[]);
+    let good = tokio::task::block_in_place(|| second.ranks[0].step(&metadata, &loads));
+    let key = second.key(0, &hashes[0]);
+    let removed = store.remove(std::slice::from_ref(&key), true).await;
+    assert!(removed[0].is_ok(), "{removed:?}");
+    let bad = tokio::task::block_in_place(|| second.ranks[1].step(&metadata, &loads));
+    assert_eq!(
+        (&good.invalid_blocks[..], &bad.invalid_blocks[..]),
+        (&[][..], &TABLE[..1])
+    );
+    // The block comes back, so that whoever looks finds what is behind it.
+    assert_eq!(first.admit("b", &hashes[..1]).await, 0);
+    first.step(&[(("b", &TABLE[..2], 5, 0, 5), &hashes[..1])]);
+    first.finish("b").await;
+
+    // Planned before these results are absorbed.
+    let goes_on = [(("p", TABLE.as_slice(), 17, 11, 6), hashes.as_slice())];
+    let metadata = second.plan(&goes_on, &[]);
+    assert_eq!((metadata.step, metadata.confirmed), (2, 0));
+    let later = tokio::task::block_in_place(|| second.ranks[0].step(&metadata, &goes_on));
+    eventually("the puts of both blocks have begun", || {
+        cluster.monitor.status().reserved_objects == 2
+    })
+    .await;
+    let keys = [2, 3].map(|block: usize| second.key(0, &hashes[block]));
+    let progress = store.progress(&keys).await.expect("up");
+    assert_eq!(progress, [Progress::Unreadable; 2]);
+    let mut third = Rig::new(&deployment, &cluster.client().await, &early());
+    assert_eq!(third.matched("d", &hashes).await, 8, "what is complete");
+    assert_eq!(mine.stats().ranges_published, 0);
+
+    let absorbed = second.scheduler.absorb(&[good, bad, later]);
+    assert_eq!(absorbed.recompute, [("p".into(), 0)]);
+    second.step(&[(("p", TABLE.as_slice(), 17, 0, 17), &hashes)]);
+    second.finish("p").await;
+    let table = [20, 21, 22, 23, 24];
+    assert_eq!(third.admit("e", &hashes).await, 16);
+    third.step(&[(("e", &table, 17, 16, 1), &hashes)]);
+    assert_eq!(third.right(&table, &hashes), [true; 4]);
     for rig in [first, second, third] {
         rig.close().await;
     }

@@ -40,7 +40,8 @@ pub(crate) type Part<'a> = (&'a str, &'a [BlockId], u64, u64, u64);
 /// One rank's worker and its cache.
 pub(crate) struct Rank {
     pub(crate) worker: StoreWorker,
-    number: u32,
+    /// The rank that stores its bytes, which other ranks may have copies of.
+    bytes_of: u32,
     layers: Vec<(LayerSpec, Vec<Memory>)>,
 }
 
@@ -225,7 +226,7 @@ impl Rank {
             .expect("as in the layout");
         Self {
             worker,
-            number: rank,
+            bytes_of: deployment.storing_rank(rank).expect("a rank").0,
             layers,
         }
     }
@@ -307,7 +308,7 @@ impl Rank {
     }
 
     fn bytes(&self, layer: u32, entry: &str, len: u64, hash: &BlockHash) -> Vec<u8> {
-        let name = format!("{}/{layer}/{entry}/{hash}", self.number);
+        let name = format!("{}/{layer}/{entry}/{hash}", self.bytes_of);
         let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |state, byte| {
             (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
