@@ -70,7 +70,7 @@ impl Default for Limits {
             waits_per_stream: 4096,
             queued_frames: 256,
             commands_per_member: 65_536,
-            replays_per_client: 64,
+            replays_per_client: 256,
             replayed_keys_per_client: 256 << 10,
         }
     }

@@ -5,6 +5,9 @@
 //! repeated one gets the first one's answer, or waits for it if it is still being worked on. Calls that
 //! are harmless to repeat are not recorded.
 //!
+//! A start that its caller has given up may come after the word of that: its number is kept, too, apart from the answers,
+//! so that giving many starts up forgets none of them.
+//!
 //! Kept per client: the latest answers, up to a number of answers and of keys, and at most until a
 //! reservation may be taken over, from when on the old answer would be a lie. One mutex, held briefly.
 
@@ -30,8 +33,6 @@ pub(crate) enum Answer {
     Results(Arc<[Result<(), Refusal>]>),
     /// To a remove by pattern.
     Removed(u64),
-    /// To a put or upsert start that came after its caller had given it up.
-    TakenBack,
 }
 
 impl Answer {
@@ -39,7 +40,7 @@ impl Answer {
         match self {
             Self::PutStart(answer) => answer.results.len(),
             Self::Results(results) => results.len(),
-            Self::Removed(_) | Self::TakenBack => 1,
+            Self::Removed(_) => 1,
         }
     }
 }
@@ -72,6 +73,8 @@ pub(crate) enum Role {
     First(Arc<Record>),
     /// It is being, or was, carried out: take that answer.
     Repeated(Arc<Record>),
+    /// Its caller has given it up.
+    TakenBack,
 }
 
 #[derive(Debug)]
@@ -87,9 +90,21 @@ struct Client {
     /// The oldest first.
     calls: VecDeque<(RequestId, Moment, Arc<Record>)>,
     keys: usize,
+    /// Starts that were given up before they came; the oldest first.
+    taken_back: VecDeque<(RequestId, Moment)>,
 }
 
+/// Numbers of starts that are kept for a client who has given them up.
+const TAKEN_BACK: usize = 4096;
+
 impl Client {
+    fn record(&self, request: RequestId) -> Option<&Arc<Record>> {
+        // A repeated call is a recent one.
+        let mut calls = self.calls.iter().rev();
+        let (_, _, record) = calls.find(|(id, _, _)| *id == request)?;
+        Some(record)
+    }
+
     fn forget_oldest(&mut self) {
         if let Some((_, _, record)) = self.calls.pop_front() {
             self.keys -= record.answer.get().map_or(0, Answer::keys);
@@ -110,14 +125,36 @@ impl Replays {
     /// Records a call, or finds the one that it repeats.
     pub(crate) fn begin(&self, now: Moment, client: ClientId, request: RequestId) -> Role {
         let mut clients = self.clients.lock();
-        let calls = &mut clients.entry(client).or_default().calls;
-        // A repeated call is a recent one.
-        if let Some((_, _, record)) = calls.iter().rev().find(|(id, _, _)| *id == request) {
+        let client = clients.entry(client).or_default();
+        if let Some(record) = client.record(request) {
             return Role::Repeated(Arc::clone(record));
         }
+        if client.taken_back.iter().any(|(id, _)| *id == request) {
+            return Role::TakenBack;
+        }
         let record = Arc::<Record>::default();
-        calls.push_back((request, now, Arc::clone(&record)));
+        let call = (request, now, Arc::clone(&record));
+        client.calls.push_back(call);
         Role::First(record)
+    }
+
+    /// Finds the start that its caller gives up; `None`: it has not come, and will be turned away.
+    pub(crate) fn take_back(
+        &self,
+        now: Moment,
+        client: ClientId,
+        start: RequestId,
+    ) -> Option<Arc<Record>> {
+        let mut clients = self.clients.lock();
+        let client = clients.entry(client).or_default();
+        let record = client.record(start).map(Arc::clone);
+        if record.is_none() {
+            if client.taken_back.len() == TAKEN_BACK {
+                client.taken_back.pop_front();
+            }
+            client.taken_back.push_back((start, now));
+        }
+        record
     }
 
     /// The call's answer; whoever repeated it meanwhile gets it too.
@@ -158,7 +195,9 @@ impl Replays {
             {
                 client.forget_oldest();
             }
-            !client.calls.is_empty()
+            let taken_back = &mut client.taken_back;
+            taken_back.retain(|(_, since)| now.since(*since) < self.keep);
+            !client.calls.is_empty() || !taken_back.is_empty()
         });
     }
 
@@ -195,7 +234,7 @@ mod tests {
     fn carry_out(replays: &Replays, request: u64, answer: Answer) {
         match replays.begin(at(0), CLIENT, RequestId(request)) {
             Role::First(record) => replays.finish(CLIENT, &record, answer),
-            Role::Repeated(_) => panic!("request {request} was not made before"),
+            role => panic!("request {request} was not made before: {role:?}"),
         }
     }
 

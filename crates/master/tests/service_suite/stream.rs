@@ -328,6 +328,64 @@ async fn a_start_whose_answer_was_lost_is_taken_back_by_its_id() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn any_number_of_starts_is_taken_back_as_far_as_their_answers_are_kept() {
+    const KEPT: usize = 5;
+    let mut config = config();
+    config.limits.replays_per_client = KEPT;
+    let cluster = Cluster::start(config);
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let mut other = cluster.member(READER, "other").await;
+    let keys: Vec<String> = (0..=KEPT).map(|n| format!("k{n}")).collect();
+    for (start, key) in (1000..).zip(&keys) {
+        let request = if start % 2 == 0 {
+            put_start(&[key], 5000)
+        } else {
+            Request::UpsertStart(wire::UpsertStartRequest {
+                start: match put_start(&[key], 5000) {
+                    Request::PutStart(start) => Some(start),
+                    other => panic!("not a start: {other:?}"),
+                },
+            })
+        };
+        writer.send_as(start, request).await;
+        assert!(started(writer.answer(start).await, 1)[0].is_ok());
+    }
+    for (start, key) in (1000..).zip(&keys) {
+        let keys = vec![key.clone()];
+        let take_back = Request::TakeBack(wire::TakeBackRequest { start, keys });
+        let answer = writer.call(take_back).await;
+        assert!(matches!(answer, Response::Done(_)), "{answer:?}");
+    }
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let free = other.put_start(&keys, 5000).await;
+    assert_eq!(free[0], Err(Refusal::InProgress), "its answer is forgotten");
+    assert!(free[1..].iter().all(Result::is_ok), "{free:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hold_of_a_start_that_is_taken_back_is_given_back() {
+    let cluster = Cluster::start(config());
+    let _node = cluster.node(NODE, 64 * MIB).await;
+    let mut writer = cluster.member(WRITER, "writer").await;
+    let Request::PutStart(mut start) = put_start(&["a"], 5000) else {
+        panic!("not a start");
+    };
+    start.hold = true;
+    writer.send_as(1000, Request::PutStart(start)).await;
+    let Response::PutStart(answer) = writer.answer(1000).await else {
+        panic!("not the answer to a start");
+    };
+    assert!(answer.hold.is_some(), "there is room");
+    assert_eq!(cluster.monitor.gauges().holds, 1);
+    let keys = vec!["a".to_owned()];
+    let take_back = Request::TakeBack(wire::TakeBackRequest { start: 1000, keys });
+    let answer = writer.call(take_back).await;
+    assert!(matches!(answer, Response::Done(_)), "{answer:?}");
+    assert_eq!(cluster.monitor.gauges().holds, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_start_that_comes_after_it_was_taken_back_reserves_nothing() {
     let cluster = Cluster::start(config());
     let _node = cluster.node(NODE, 64 * MIB).await;

@@ -133,7 +133,8 @@ async fn start(
     if !unusable.is_empty()
         && let Err(error) = core.link.put_revoke(&unusable).await
     {
-        tracing::debug!(%error, count = unusable.len(), "reservations are left to their time-out");
+        tracing::debug!(%error, count = unusable.len(), "reservations are given back later");
+        core.link.give_back(started.life, unusable);
     }
     sessions
 }

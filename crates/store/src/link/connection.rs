@@ -63,7 +63,7 @@ pub(super) enum IfLost {
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AskError {
-    /// The stream is broken. If the frame was not handed over, the master did not see it.
+    /// The stream is broken. If the frame was not handed over, not even in part, the master did not see it.
     Broken { handed_over: bool },
     /// The deadline passed.
     Elapsed,
@@ -117,6 +117,7 @@ impl Carrier {
                 match lane.writer.offer(&context, body) {
                     Ok(()) => return Ok(()),
                     Err(Offer::Broken) => return Err(BROKEN),
+                    Err(Offer::Lost) => return Err(AskError::Broken { handed_over: true }),
                     Err(Offer::Refused(error)) => {
                         tracing::error!(%error, "a request does not fit into a frame");
                         return Err(BROKEN);
@@ -131,7 +132,8 @@ impl Carrier {
                         .await
                         .map_err(|_| AskError::Elapsed)?,
                     Ok(()) => return Ok(()),
-                    Err(_) => {}
+                    Err(Offer::Lost) => return Err(AskError::Broken { handed_over: true }),
+                    Err(Offer::Broken | Offer::Refused(_)) => {}
                 }
             },
         }

@@ -8,7 +8,6 @@ use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Segment};
 
 use super::MasterLink;
-use super::outbox::Chore;
 use super::types::Life;
 use crate::error::StoreError;
 
@@ -37,6 +36,11 @@ impl<T> Joined<T> {
         }
     }
 
+    /// Whether all parts so far come from this life.
+    pub(super) fn is_of(&self, life: Life) -> bool {
+        self.life.is_none_or(|ours| ours == life)
+    }
+
     /// Appends a part. All parts must come from one life: what an earlier one gave is void.
     pub(super) fn add(
         &mut self,
@@ -46,11 +50,10 @@ impl<T> Joined<T> {
         segments: Vec<Segment>,
         epoch: Epoch,
     ) -> Result<(), StoreError> {
-        if *self.life.get_or_insert(life) != life {
-            return Err(link
-                .shared()
-                .unreachable("the membership ended while a long batch was started".to_owned()));
+        if !self.is_of(life) {
+            return Err(link.shared().membership_ended());
         }
+        self.life = Some(life);
         self.epoch = epoch;
         if self.results.is_empty() {
             self.results = results;
@@ -99,25 +102,23 @@ impl<'a> Reserved<'a> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        let objects: Vec<ObjectRef> = self
-            .entries
-            .iter()
-            .zip(&self.joined.results)
-            .filter_map(|(entry, result)| {
-                Some(ObjectRef {
-                    key: entry.key.clone(),
-                    generation: result.as_ref().ok()?.generation,
-                })
-            })
-            .collect();
-        if let Some(life) = self.joined.life
-            && !objects.is_empty()
-        {
-            self.link.shared().outbox.push(Chore::Revoke {
-                life,
-                tenant: self.link.tenant().clone(),
-                objects,
-            });
+        if let Some(life) = self.joined.life {
+            let objects = granted(self.entries, &self.joined.results);
+            self.link.give_back(life, objects);
         }
     }
+}
+
+/// What a start has reserved.
+pub(super) fn granted(
+    entries: &[PutStart],
+    results: &[Result<PutStarted, Refusal>],
+) -> Vec<ObjectRef> {
+    let granted = entries.iter().zip(results).filter_map(|(entry, result)| {
+        Some(ObjectRef {
+            key: entry.key.clone(),
+            generation: result.as_ref().ok()?.generation,
+        })
+    });
+    granted.collect()
 }

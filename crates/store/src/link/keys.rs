@@ -23,9 +23,10 @@ use tokio::time::Instant;
 use super::MasterLink;
 use super::codec::encode_body;
 use super::connection::{IfLost, Request, Response};
-use super::joined::{Joined, Reserved};
+use super::joined::{Joined, Reserved, granted};
+use super::outbox::Chore;
 use super::split::parts;
-use super::types::{Existence, Exists, GetsStarted, PutsStarted, Renewed, StartOptions};
+use super::types::{Existence, Exists, GetsStarted, Life, PutsStarted, Renewed, StartOptions};
 use crate::error::StoreError;
 
 /// What stands around a key in a message, at most, in bytes.
@@ -235,6 +236,12 @@ impl MasterLink {
                 .map_err(|error| self.shared().bad_answer(error))?;
             discard_after = discard_after.min(answer.discard_after);
             hold = hold.or(answer.hold);
+            if !puts.joined.is_of(connection.life) {
+                // What the parts before it reserved is void, not what this one did.
+                let objects = granted(&entries[part], &answer.results);
+                self.give_back(connection.life, objects);
+                return Err(self.shared().membership_ended());
+            }
             puts.joined.add(
                 self,
                 connection.life,
@@ -252,6 +259,17 @@ impl MasterLink {
             life,
             hold,
         })
+    }
+
+    /// Gives reservations back that nobody has written to, in the background.
+    pub(crate) fn give_back(&self, life: Life, objects: Vec<ObjectRef>) {
+        if !objects.is_empty() {
+            self.shared().outbox.push(Chore::Revoke {
+                life,
+                tenant: self.tenant().clone(),
+                objects,
+            });
+        }
     }
 
     /// Commits reservations whose every byte is written. Repeating it is harmless.

@@ -279,6 +279,11 @@ impl Shared {
         true
     }
 
+    /// The error of a batch whose parts would be of several lives.
+    pub(super) fn membership_ended(&self) -> StoreError {
+        self.unreachable("the membership ended while a long batch was started".to_owned())
+    }
+
     /// The error of an answer that is of another kind than the request's.
     pub(super) fn wrong_kind(&self) -> StoreError {
         self.bad_answer(WireError::Invalid {

@@ -1,7 +1,7 @@
 //! Whether the master gives signs of life.
 //!
 //! A call that ran out of time while nothing else came from the master either puts it in doubt, until something
-//! comes. One that is only slow with that call answers others, and the heartbeat that is sent at once. Look-ups
+//! comes. One that is only slow with that call answers others, and the heartbeat that is sent at once. Calls
 //! wait a moment for that, counted from the beginning of the doubt, and then are not sent: a master that
 //! stands still costs one deadline, not one for each of them. The heartbeat's end ends the doubt.
 

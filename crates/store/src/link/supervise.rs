@@ -24,6 +24,9 @@ use super::shared::{Shared, Status};
 use super::types::{CommandId, LinkState, NodeEvent, SessionEvent};
 use crate::error::StoreError;
 
+/// Pause before the master is told again.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
+
 /// Keeps the link up until it is closed.
 pub(super) async fn supervise<C: Connector>(shared: Arc<Shared>, connector: C, first: Established) {
     let work = async {
@@ -297,11 +300,12 @@ pub(super) async fn empty_outbox(shared: Arc<Shared>) {
             };
             if let Some(request) = request {
                 let told = shared.call(&request, shared.config.timeouts.call).await;
-                // A lost connection is waited for above; a slow master took a whole deadline.
                 if let Err(
                     StoreError::MasterUnreachable { .. } | StoreError::MasterTimeout { .. },
                 ) = told
                 {
+                    // A lost connection is waited for above; that a master stands still is said at once.
+                    sleep(TELL_AGAIN).await;
                     continue;
                 }
             }

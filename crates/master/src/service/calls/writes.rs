@@ -19,7 +19,7 @@ use regex::{Regex, RegexBuilder};
 use super::{
     Core, Places, Run, breathe, caller, check_len, done, position, runs, segment_ids, slots,
 };
-use crate::service::replay::{Answer, Role};
+use crate::service::replay::{Answer, Record, Role};
 use crate::state::{Caller, Location, Moment, PutBatch, State};
 
 /// How long a repeated call waits for the first one, which is still being carried out.
@@ -47,17 +47,25 @@ async fn once(
             core.replays.finish(context.client, &record, answer.clone());
             Ok(answer)
         }
-        Role::Repeated(record) => tokio::time::timeout(REPEAT_WAIT, record.answer())
-            .await
-            .map_err(|_| Refusal::InProgress),
+        Role::Repeated(record) => answer_of(&record).await,
+        Role::TakenBack => Err(Refusal::invalid(format!(
+            "request id {} was taken back",
+            context.request
+        ))),
     }
 }
 
+/// The answer to a call that is perhaps being carried out.
+async fn answer_of(record: &Record) -> Result<Answer, Refusal> {
+    tokio::time::timeout(REPEAT_WAIT, record.answer())
+        .await
+        .map_err(|_| Refusal::InProgress)
+}
+
 /// A request id was used for another kind of call before.
-fn reused(context: &Context) -> Refusal {
+fn reused(request: RequestId) -> Refusal {
     Refusal::invalid(format!(
-        "request id {} belongs to an earlier call of another kind",
-        context.request
+        "request id {request} belongs to an earlier call of another kind"
     ))
 }
 
@@ -90,7 +98,7 @@ pub(super) async fn put_start(
         Answer::PutStart(answer) if answer.results.len() == entries => {
             Ok(Response::PutStart(answer.as_ref().into()))
         }
-        _ => Err(reused(context)),
+        _ => Err(reused(context.request)),
     }
 }
 
@@ -285,8 +293,8 @@ pub(super) async fn put_revoke(
     Ok(Response::Results(encode_key_results(&results)))
 }
 
-/// Gives back what a start reserved whose answer never reached the caller. One that has not come yet is recorded as
-/// taken back, so that it reserves nothing when it does.
+/// Gives back what a start reserved whose answer never reached the caller. One that has not come yet reserves nothing when
+/// it does.
 pub(super) async fn take_back(
     core: &Arc<Core>,
     context: &Context,
@@ -296,14 +304,13 @@ pub(super) async fn take_back(
     if request.start == 0 {
         return Err(Refusal::invalid("no start has the request id 0"));
     }
-    let start = Context {
-        request: RequestId(request.start),
-        ..context.clone()
+    let start = RequestId(request.start);
+    let Some(record) = core.replays.take_back(core.now(), context.client, start) else {
+        return Ok(done());
     };
-    let answer = match once(core, &start, async { Answer::TakenBack }).await? {
-        Answer::TakenBack => return Ok(done()),
+    let answer = match answer_of(&record).await? {
         Answer::PutStart(answer) if answer.results.len() == request.keys.len() => answer,
-        _ => return Err(reused(&start)),
+        _ => return Err(reused(start)),
     };
     let hold = answer
         .hold
@@ -340,7 +347,7 @@ pub(super) async fn remove(
         Answer::Results(results) if results.len() == list.len() => {
             Ok(Response::Results(encode_key_results(&results)))
         }
-        _ => Err(reused(context)),
+        _ => Err(reused(context.request)),
     }
 }
 
@@ -410,6 +417,6 @@ pub(super) async fn remove_matching(
         Answer::Removed(removed) => Ok(Response::RemoveMatching(wire::RemoveMatchingResponse {
             removed,
         })),
-        _ => Err(reused(context)),
+        _ => Err(reused(context.request)),
     }
 }

@@ -55,6 +55,8 @@ pub(in crate::link) enum Offer {
     Full,
     /// The lane is broken.
     Broken,
+    /// It broke when the frame had been taken, which was written or not.
+    Lost,
     /// It is no frame that the master would take.
     Refused(LaneError),
 }
@@ -121,7 +123,7 @@ impl Writer {
             }
         }
         self.said.store(true, Ordering::Relaxed);
-        self.write().map_err(|_| Offer::Broken)
+        self.write().map_err(|_| Offer::Lost)
     }
 
     /// Waits until there is room in the queue, or the lane is broken: enable it, offer again, await it.
