@@ -287,6 +287,17 @@ impl PeerEngine {
         Ok(self.refresh(name, &peer).await?.table.first())
     }
 
+    /// Sets what peers are told that this engine calls itself. Once.
+    pub(crate) fn call_itself(&self, name: &str) {
+        let _ = self.door.name.set(name.to_owned());
+    }
+
+    /// What the peer at an address calls itself: asks it. Empty where it has no name.
+    pub(crate) async fn name_of(&self, address: &str) -> Result<String, PeerError> {
+        let peer = self.peer(address).await?;
+        Ok(self.refresh(address, &peer).await?.name.clone())
+    }
+
     /// Ends the listener, the streams and the engine; transfers in flight end with errors. Repeating it
     /// waits for the first call.
     pub(crate) async fn close(&self, until: Instant) {

@@ -44,6 +44,7 @@ type Waiting = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 pub(super) struct View {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) table: Table,
+    pub(super) name: String,
 }
 
 impl Link {
@@ -296,6 +297,7 @@ fn view(regions: wire::PeerRegions) -> Result<View, WireError> {
     Ok(View {
         endpoint: Arc::new(endpoint.try_into()?),
         table: Table::new(table),
+        name: regions.name,
     })
 }
 

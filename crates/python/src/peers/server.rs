@@ -1,7 +1,7 @@
 //! The answering end: shows regions to peers that know the token, and takes their notifications.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -48,6 +48,8 @@ pub(crate) type Notification = (String, Vec<u8>);
 pub(super) struct Door {
     pub(super) engine: Arc<EngineCore>,
     pub(super) token: Option<SharedToken>,
+    /// What the engine calls itself, where it does.
+    pub(super) name: OnceLock<String>,
     inbox: Mutex<Inbox>,
     tasks: TaskTracker,
 }
@@ -86,6 +88,7 @@ impl Door {
         Self {
             engine,
             token,
+            name: OnceLock::new(),
             inbox: Mutex::default(),
             tasks,
         }
@@ -114,6 +117,7 @@ impl Door {
                     capability: Bytes::copy_from_slice(&region.capability.0),
                 })
                 .collect(),
+            name: self.name.get().cloned().unwrap_or_default(),
         }
     }
 }

@@ -80,6 +80,8 @@ impl PyMooncakeEngine {
         };
         let host = local_hostname.to_owned();
         let before = self.live()?;
+        // Not the engine itself: whoever holds it last ends it.
+        let before = before.and_then(|live| live.listed_at());
         match runtime::run(py, Live::start(settings, host, directory, before))? {
             Ok(live) => {
                 runtime::close_later(py, live.named());

@@ -71,12 +71,12 @@ impl Live {
         }
     }
 
-    /// Starts an engine that is known as `host`, and takes the place of the one before if there is one.
+    /// Starts an engine that is known as `host`, in the place of the one that was listed at the address `before`.
     pub(super) async fn start(
         settings: EngineSettings,
         host: String,
         directory: Option<Directory>,
-        before: Option<Arc<Self>>,
+        before: Option<String>,
     ) -> Result<Self, StartError> {
         let advertise = settings.advertise;
         let engine = PeerEngine::start(settings).await?;
@@ -89,11 +89,15 @@ impl Live {
         }
         let address = address.to_string();
         let listing = async {
-            let own = [
-                before.as_ref().and_then(|live| live.peers.names.own()),
-                Some(&*address),
-            ];
-            refuse_taken(&engine, &directory, &host, &own).await?;
+            leaving(&host).await;
+            refuse_taken(
+                &engine,
+                &directory,
+                &host,
+                &[before.as_deref(), Some(&*address)],
+            )
+            .await?;
+            engine.call_itself(&host);
             Ok(Names::listed(directory, &host, &address).await?)
         };
         match listing.await {
@@ -107,6 +111,11 @@ impl Live {
 
     pub(super) fn peers(&self) -> &Arc<PeerEngine> {
         &self.peers.engine
+    }
+
+    /// The address that the metadata server tells, if there is one.
+    pub(super) fn listed_at(&self) -> Option<String> {
+        self.peers.names.own().map(str::to_owned)
     }
 
     /// What is closed at the end of the interpreter.
@@ -336,13 +345,29 @@ impl Drop for Live {
             tracing::error!("memory of an engine that ends is still in use after {CLOSE_WITHIN:?}");
         }
         let peers = Arc::clone(&self.peers);
+        LEAVING.lock().push(Arc::clone(&peers));
         let handle = self.peers().handle();
-        handle.spawn(async move { peers.close(Instant::now() + CLOSE_WITHIN).await });
+        handle.spawn(async move {
+            peers.close(Instant::now() + CLOSE_WITHIN).await;
+            LEAVING.lock().retain(|other| !Arc::ptr_eq(other, &peers));
+        });
     }
 }
 
-/// Refuses a name that belongs to an engine at none of its `own` addresses, if that engine answers. One that crashed left
-/// its entry behind. Of two that start at the same moment the later one has the name.
+/// Engines of this process that are being closed.
+static LEAVING: Mutex<Vec<Arc<Named>>> = Mutex::new(Vec::new());
+
+/// Waits until the engines of this process that had this name, and are being closed, have left it.
+async fn leaving(name: &str) {
+    let all = LEAVING.lock().clone();
+    for one in all.iter().filter(|one| one.names.own_name() == Some(name)) {
+        one.close(Instant::now() + CLOSE_WITHIN).await;
+    }
+}
+
+/// Refuses a name that belongs to an engine at none of its `own` addresses, if that engine answers, and to the name. One that
+/// crashed left its entry behind, and another may have its address by now. Of two that start at the same moment the
+/// later one has the name.
 async fn refuse_taken(
     engine: &PeerEngine,
     directory: &Directory,
@@ -355,8 +380,8 @@ async fn refuse_taken(
     if own.contains(&Some(&*holder)) {
         return Ok(());
     }
-    match tokio::time::timeout(HOLDER_WITHIN, engine.probe(&holder)).await {
-        Ok(Ok(_)) => Err(StartError::NameTaken {
+    match tokio::time::timeout(HOLDER_WITHIN, engine.name_of(&holder)).await {
+        Ok(Ok(theirs)) if theirs == name => Err(StartError::NameTaken {
             name: name.to_owned(),
             holder,
         }),

@@ -153,6 +153,11 @@ impl Names {
         self.listed.as_ref().map(|listed| &*listed.address)
     }
 
+    /// The name under which it is.
+    pub(super) fn own_name(&self) -> Option<&str> {
+        self.listed.as_ref().map(|listed| &*listed.name)
+    }
+
     /// Where a peer is. A name that the server does not know may be an address itself.
     async fn address<'a>(&self, peer: &'a str) -> Cow<'a, str> {
         let Some(listed) = &self.listed else {
