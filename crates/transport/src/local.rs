@@ -103,7 +103,7 @@ impl LocalMover {
         let crc = if job.wants_checksum() {
             racy::copy_crc(target, source, 0)
         } else {
-            racy::copy(target, source);
+            racy::copy_past(target, source);
             0
         };
         if let Some(generation) = generation {

@@ -218,11 +218,10 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, crc: u
     unsafe { loops().copy(target, source, len, crc) }
 }
 
-/// Copies `len` bytes, past the cache and without a sum.
+/// Copies `len` bytes without a sum, past the cache if they are many.
 ///
 /// # Safety
-/// [`is_supported`]; `len` is at least [`STREAM_FROM`]; `len` bytes are mapped readable at `source` and
-/// writable at `target`.
+/// [`is_supported`]; `len` bytes are mapped readable at `source` and writable at `target`.
 pub(super) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
     // SAFETY: the caller's; `loops` asked for the rest.
     unsafe { loops().stream(target, source, len) }
@@ -249,13 +248,11 @@ impl Loops {
         mut crc: u32,
     ) -> u32 {
         let mut done = 0;
-        if len >= STREAM_FROM {
-            let head = target.align_offset(self.stream_align).min(len);
+        if let Some((head, bulk)) = self.stretch(target, len) {
             // SAFETY: the first bytes of the same ranges.
             crc = unsafe { super::bounce::<REST>(Some(target), source, head, crc) };
-            let bulk = (len - head) / self.step * self.step;
             let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
-            // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
+            // SAFETY: inside the ranges, aligned after the head, and at least two steps.
             crc = unsafe { (self.copy_streaming)(to, from, bulk, crc) };
             done = head + bulk;
         } else if len >= 2 * self.step {
@@ -269,23 +266,35 @@ impl Loops {
     }
 
     /// # Safety
-    /// The processor has these loops; `len` is at least [`STREAM_FROM`]; `len` bytes are mapped readable
-    /// at `source` and writable at `target`.
+    /// The processor has these loops; `len` bytes are mapped readable at `source` and writable at
+    /// `target`.
     pub(super) unsafe fn stream(&self, target: *mut u8, source: *const u8, len: usize) {
-        // An empty `rep movsb` takes as long as some hundred bytes of the loop.
+        let (head, bulk) = self.stretch(target, len).unwrap_or((0, 0));
+        // Nothing is the common length: an empty `rep movsb` takes as long as some hundred bytes of the loop.
         let odd_bytes = |at: usize, len: usize| {
             if len > 0 {
                 // SAFETY: bytes of the same ranges.
                 unsafe { super::copy_raw(target.wrapping_add(at), source.wrapping_add(at), len) }
             }
         };
-        let head = target.align_offset(self.stream_align).min(len);
         odd_bytes(0, head);
-        let bulk = (len - head) / self.step * self.step;
-        let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
-        // SAFETY: inside the ranges, aligned after the head, and `STREAM_FROM` is many steps.
-        unsafe { (self.move_streaming)(to, from, bulk) };
+        if bulk > 0 {
+            let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
+            // SAFETY: inside the ranges, aligned after the head, and at least two steps.
+            unsafe { (self.move_streaming)(to, from, bulk) };
+        }
         odd_bytes(head + bulk, len - head - bulk);
+    }
+
+    /// What of `len` bytes goes past the cache: where it begins, aligned as the stores need it, and how long
+    /// it is, at least two steps. None of few bytes.
+    fn stretch(&self, target: *mut u8, len: usize) -> Option<(usize, usize)> {
+        if len < STREAM_FROM {
+            return None;
+        }
+        let head = target.align_offset(self.stream_align);
+        let bulk = len.checked_sub(head)? / self.step * self.step;
+        (bulk >= 2 * self.step).then_some((head, bulk))
     }
 
     /// # Safety

@@ -160,7 +160,7 @@ impl ShmMover {
         let crc = if job.wants_checksum() {
             racy::copy_crc(target, source, 0)
         } else {
-            racy::copy(target, source);
+            racy::copy_past(target, source);
             0
         };
         fence_after();
