@@ -18,9 +18,9 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum TransportKind {
-    /// Both ends are in this engine: copied by its copy threads.
+    /// Both ends are in this engine: copied by its copy threads, a small batch by the thread that submits it.
     Local,
-    /// Both ends are on this host: copied once between the processes' memory.
+    /// Both ends are on this host: copied once between the processes' memory, by the same threads.
     Shm,
     /// Framed over TCP connections; reaches any host.
     Tcp,

@@ -1,4 +1,5 @@
-//! Transfers inside one engine: copies between its own regions, on the copy threads.
+//! Transfers inside one engine: copies between its own regions, on the copy threads, small batches on the
+//! thread that submits them.
 //!
 //! The rules are those of every transport: region, capability, access, bounds and generation are
 //! checked for each piece, and refusals counted, though owner and caller are one.
@@ -129,6 +130,10 @@ impl PartMover for LocalMover {
                 Err(refusal) => Moved::Failed(PieceError::Refused(refusal)),
             });
         }
+    }
+
+    fn is_mere_copy(&self, _job: &Job, _parts: &[Part]) -> bool {
+        true
     }
 
     fn conclude(&self, _job: &Job) -> Result<(), PieceError> {

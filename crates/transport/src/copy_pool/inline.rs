@@ -1,8 +1,12 @@
 //! Small batches, moved by the thread that submits them.
 //!
-//! What one unit holds is one thread's work anyway, and waking another one for it takes longer than some tens of microseconds:
-//! the headers of a usual batch of objects belong here, and small entries of a layer. Nothing is shared, split or queued, so none of what
-//! [`super::run`] keeps for that is needed; what a batch comes to is the same.
+//! One unit is one thread's work anyway, and to wake a copy thread for it takes as long as to copy some tens of
+//! kilobytes. Usual batches of this kind are the headers of objects, and small entries of a layer. Nothing is shared,
+//! split or queued, so none of what [`super::run`] keeps for that is needed; what a batch comes to is the same.
+//!
+//! The submitting thread may be one of an async runtime, so it is kept for no longer than a unit takes to copy. Where
+//! the mover says that there is more to do, such as to bring in pages that were never touched, a batch of any size is
+//! left to the copy threads.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,12 +18,13 @@ use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;
 
-/// The most bytes of a batch that counts as small, and the most pieces: one unit, which is one thread's work anyway.
+/// The most bytes of a batch that counts as small, and the most pieces: those of one unit.
 const MAX_BYTES: u64 = UNIT_BYTES;
 const MAX_PIECES: usize = UNIT_PARTS;
 
-/// The pieces that need something, each as one part; none if they are too many or too large.
-pub(super) fn unit(job: &Job, set: &PieceSet) -> Option<Unit> {
+/// The pieces that need something, each as one part; none if they are too many, too large, or not merely to be
+/// copied.
+pub(super) fn unit(job: &Job, set: &PieceSet, mover: &impl PartMover) -> Option<Unit> {
     let mut unit = Unit::take();
     let mut bytes = 0_u64;
     for piece in job.pending(set) {
@@ -34,6 +39,10 @@ pub(super) fn unit(job: &Job, set: &PieceSet) -> Option<Unit> {
             offset: 0,
             len,
         });
+    }
+    if !mover.is_mere_copy(job, &unit.parts) {
+        unit.give();
+        return None;
     }
     Some(unit)
 }

@@ -43,6 +43,10 @@ pub(crate) trait PartMover: Send + Sync {
     /// Moves these parts and adds one result for each to `moved`, in order.
     fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results);
 
+    /// Whether moving these parts takes no longer than to copy them, so that the submitting thread may do it. If
+    /// not, the copy threads do.
+    fn is_mere_copy(&self, job: &Job, parts: &[Part]) -> bool;
+
     /// All units are over. An error takes the place of every success.
     fn conclude(&self, job: &Job) -> Result<(), PieceError>;
 
@@ -102,15 +106,15 @@ mod state {
 }
 
 impl PieceRun {
-    /// Starts moving the pieces: at once on this thread if they are few and small, else on the pool's
-    /// threads and those that wait for the job.
+    /// Starts moving the pieces: at once on this thread if they are few and small and merely to be copied, else on
+    /// the pool's threads and those that wait for the job.
     pub(crate) fn start(
         job: Arc<Job>,
         set: PieceSet,
         mover: impl PartMover + 'static,
         pool: &CopyPool,
     ) {
-        if let Some(unit) = inline::unit(&job, &set) {
+        if let Some(unit) = inline::unit(&job, &set, &mover) {
             return inline::run(job, unit, &mover);
         }
         let states = job.pieces().iter().map(|_| AtomicU64::new(state::CLEAN));

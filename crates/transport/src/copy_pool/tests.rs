@@ -76,6 +76,8 @@ struct FakeMover {
     hand_back: HashSet<usize>,
     gone: bool,
     panic: bool,
+    /// Says that there is more to do than to copy.
+    slow: bool,
     handed_back: Arc<Mutex<Vec<u32>>>,
     units: Arc<AtomicUsize>,
     concluded: Arc<AtomicUsize>,
@@ -138,6 +140,10 @@ impl PartMover for FakeMover {
                 Moved::Done(racy::crc(source, 0))
             });
         }
+    }
+
+    fn is_mere_copy(&self, _job: &Job, _parts: &[Part]) -> bool {
+        !self.slow
     }
 
     fn conclude(&self, _job: &Job) -> Result<(), PieceError> {
@@ -245,6 +251,26 @@ fn a_small_batch_is_over_when_it_was_started() {
     let stopped = start(&[8, 8], true, mover.clone());
     assert_eq!(stopped.outcome().pieces, [Err(PieceError::Cancelled); 2]);
     assert_eq!(mover.units.load(Ordering::Relaxed), units, "nothing moved");
+}
+
+#[test]
+fn a_small_batch_that_takes_more_than_a_copy_does_not_keep_the_thread_that_submits_it() {
+    let pool = pool(1);
+    let content = bytes(64);
+    let (gate, arrived) = Gate::new();
+    let mover = FakeMover {
+        content: Arc::new(content.clone()),
+        gate: Some(Arc::clone(&gate)),
+        slow: true,
+        ..FakeMover::default()
+    };
+    let job = job(&content, &[8; 8], LIMIT);
+    PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
+    // The gate is closed: on this thread, the batch could not be under way now.
+    arrived.recv_timeout(LIMIT).expect("a copy thread took it");
+    assert!(!job.is_done());
+    gate.open();
+    assert!(job.wait(Some(soon())) && job.outcome().is_ok());
 }
 
 #[test]

@@ -204,6 +204,14 @@ impl RegionView {
         Ok(())
     }
 
+    /// Whether these bytes are reached without bringing pages into this process's page tables first.
+    pub(super) fn is_present(&self, offset: u64, len: u64) -> bool {
+        match &self.backing {
+            Backing::Mapped { memory, .. } => memory.is_present(offset, len),
+            Backing::ByAddress => true,
+        }
+    }
+
     /// Reads the tags of a range that was checked, once for each line of the cache, and does nothing
     /// with them: they lie apart from each other and from the bytes, and waiting for them one piece at a
     /// time would cost as much as copying several kilobytes. These loads depend on nothing, so the

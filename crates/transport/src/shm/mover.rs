@@ -296,6 +296,19 @@ impl PartMover for ShmMover {
         drop(slot);
     }
 
+    fn is_mere_copy(&self, job: &Job, parts: &[Part]) -> bool {
+        parts.iter().all(|part| {
+            let remote = &job.pieces()[part.piece].remote;
+            match self.views.find((remote.region, remote.capability)) {
+                Some(Ok(view)) => {
+                    view.is_present(remote.offset.saturating_add(part.offset), part.len)
+                }
+                // Refused, or handed on: nothing is moved.
+                _ => true,
+            }
+        })
+    }
+
     fn conclude(&self, _job: &Job) -> Result<(), PieceError> {
         let violations = self.violations.load(Ordering::Relaxed);
         if violations > 0 {

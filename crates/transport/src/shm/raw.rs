@@ -16,6 +16,7 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -104,8 +105,7 @@ impl View {
     /// writes, 0.3 µs by this advice, after which writes don't fault either.) Pages that nobody ever
     /// touched come into being by it, as they would by a copy.
     pub(super) fn make_present(&self, offset: u64, len: u64) {
-        let step = |byte: u64| usize::try_from(byte).map_or(usize::MAX, |b| b / PRESENT_STEP);
-        for step in step(offset)..=step(offset.saturating_add(len.saturating_sub(1))) {
+        for step in steps(offset, len) {
             let Some(word) = self.present.get(step / 64) else {
                 return;
             };
@@ -120,6 +120,14 @@ impl View {
             };
             self.advise_present(start, left.min(PRESENT_STEP));
         }
+    }
+
+    /// Whether [`make_present`](Self::make_present) would find nothing to do for these bytes.
+    pub(super) fn is_present(&self, offset: u64, len: u64) -> bool {
+        steps(offset, len).all(|step| {
+            let word = self.present.get(step / 64);
+            word.is_some_and(|word| word.load(Ordering::Relaxed) & (1 << (step % 64)) != 0)
+        })
     }
 
     fn advise_present(&self, start: usize, len: usize) {
@@ -161,6 +169,12 @@ impl View {
     pub(super) fn words(&self) -> &[AtomicU64] {
         self.map.atomics()
     }
+}
+
+/// The numbers of all [`PRESENT_STEP`]s that these bytes touch.
+fn steps(offset: u64, len: u64) -> RangeInclusive<usize> {
+    let step = |byte: u64| usize::try_from(byte).map_or(usize::MAX, |b| b / PRESENT_STEP);
+    step(offset)..=step(offset.saturating_add(len.saturating_sub(1)))
 }
 
 /// Another descriptor of the same file that can only read, for peers that may only read.
@@ -235,6 +249,18 @@ mod tests {
             }
             assert_eq!(view.words()[7].load(Ordering::Relaxed), 77);
         }
+    }
+
+    #[test]
+    fn what_was_made_present_is_known() {
+        let step = PRESENT_STEP as u64;
+        let (_file, view) = View::create("test", 70 * step, false).expect("created");
+        view.make_present(step - 1, 2);
+        view.make_present(66 * step, 1);
+        let present = |offset, len| view.is_present(offset, len);
+        assert!(present(0, 2 * step) && present(66 * step, step) && present(5, 0));
+        assert!(!present(0, 2 * step + 1) && !present(65 * step, step + 1));
+        assert!(!present(70 * step, 1) && !present(u64::MAX, 9));
     }
 
     #[test]
