@@ -2,6 +2,8 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
@@ -34,44 +36,81 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Copies the pieces with as many threads, each its share, and returns how long that took.
-pub fn copy_scattered(
-    source: &[u8],
-    destination: &mut [u8],
-    places: &[Scatter],
+/// A plain copy of pieces, cut for some threads: each has a stretch of the destination to itself, and copies
+/// what goes there in the order in which it was given.
+#[derive(Debug)]
+pub struct PlainCopy {
     len: usize,
-    threads: usize,
-) -> Duration {
-    if threads <= 1 {
-        let start = Instant::now();
+    stretch: usize,
+    shares: Vec<Vec<Scatter>>,
+}
+
+impl PlainCopy {
+    /// Cuts places of pieces of `len` bytes, which fill their destination, for as many threads.
+    pub fn new(places: &[Scatter], len: usize, threads: usize) -> Self {
+        let stretch = places.len().div_ceil(threads.max(1)).max(1) * len;
+        let mut shares = vec![Vec::new(); (places.len() * len).div_ceil(stretch)];
         for place in places {
-            destination[place.to..place.to + len]
-                .copy_from_slice(&source[place.from..place.from + len]);
-        }
-        return start.elapsed();
-    }
-    // Each thread needs a stretch of the destination to itself.
-    let mut by_destination: Vec<Scatter> = places.to_vec();
-    by_destination.sort_by_key(|place| place.to);
-    let share = by_destination.len().div_ceil(threads).max(1);
-    let start = Instant::now();
-    std::thread::scope(|scope| {
-        let mut rest = destination;
-        let mut base = 0;
-        for places in by_destination.chunks(share) {
-            let (mine, others) = std::mem::take(&mut rest).split_at_mut(places.len() * len);
-            rest = others;
-            let first = base;
-            base += mine.len();
-            scope.spawn(move || {
-                for place in places {
-                    let at = place.to - first;
-                    mine[at..at + len].copy_from_slice(&source[place.from..place.from + len]);
-                }
+            shares[place.to / stretch].push(Scatter {
+                from: place.from,
+                to: place.to % stretch,
             });
         }
-    });
-    start.elapsed()
+        Self {
+            len,
+            stretch,
+            shares,
+        }
+    }
+
+    /// Copies everything once and returns how long that took, without what it takes to have the threads.
+    pub fn run(&self, source: &[u8], destination: &mut [u8]) -> Duration {
+        let len = self.len;
+        let stretches = destination.chunks_mut(self.stretch);
+        let works = self.shares.iter().zip(stretches).map(|(places, to)| {
+            move || {
+                for place in places {
+                    to[place.to..place.to + len]
+                        .copy_from_slice(&source[place.from..place.from + len]);
+                }
+            }
+        });
+        at_once(works.collect()).0
+    }
+}
+
+/// Does all of this at once, each on a thread of its own that is there and awake before the clock starts, and
+/// returns the time until the last one was done.
+fn at_once<R: Send>(works: Vec<impl FnOnce() -> R + Send>) -> (Duration, Vec<R>) {
+    let (ready, go) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let mut works = works.into_iter();
+        let mine = works.next();
+        let others: Vec<_> = works
+            .map(|work| {
+                let (ready, go) = (&ready, &go);
+                scope.spawn(move || {
+                    ready.fetch_add(1, Ordering::Relaxed);
+                    while !go.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    (work(), Instant::now())
+                })
+            })
+            .collect();
+        while ready.load(Ordering::Relaxed) < others.len() {
+            std::thread::yield_now();
+        }
+        let start = Instant::now();
+        go.store(true, Ordering::Release);
+        let mine = mine.map(|work| (work(), Instant::now()));
+        let others = others
+            .into_iter()
+            .map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        let (results, ends): (Vec<_>, Vec<_>) = mine.into_iter().chain(others).unzip();
+        let last = ends.into_iter().max().unwrap_or(start);
+        (last - start, results)
+    })
 }
 
 /// Memory of the far end of a raw connection.
@@ -133,47 +172,44 @@ impl RawSockets {
     pub fn send(&mut self, data: &[u8], total: u64) -> io::Result<Duration> {
         let chunk = self.chunk;
         let share = data.len() / self.streams.len().max(1);
-        let start = Instant::now();
-        std::thread::scope(|scope| -> io::Result<()> {
-            let workers: Vec<_> = self
-                .streams
-                .iter_mut()
-                .zip(data.chunks(share.max(chunk)))
-                .map(|(stream, data)| {
-                    scope.spawn(move || -> io::Result<()> {
-                        let mut left = total;
-                        // As in a transfer, the bytes come from memory and not from a cache.
-                        for piece in data.chunks_exact(chunk).cycle() {
-                            let step = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
-                            stream.write_all(&piece[..step])?;
-                            left -= step as u64;
-                            if left == 0 {
-                                break;
-                            }
+        let streams = self.streams.iter_mut();
+        let works = streams
+            .zip(data.chunks(share.max(chunk)))
+            .map(|(stream, data)| {
+                move || -> io::Result<()> {
+                    let mut left = total;
+                    // As in a transfer, the bytes come from memory and not from a cache.
+                    for piece in data.chunks_exact(chunk).cycle() {
+                        let step = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
+                        stream.write_all(&piece[..step])?;
+                        left -= step as u64;
+                        if left == 0 {
+                            break;
                         }
-                        stream.read_exact(&mut [0])
-                    })
-                })
-                .collect();
-            for worker in workers {
-                worker
-                    .join()
-                    .map_err(|_| io::Error::other("a sender panicked"))??;
-            }
-            Ok(())
-        })?;
-        Ok(start.elapsed())
+                    }
+                    stream.read_exact(&mut [0])
+                }
+            });
+        let (time, sent) = at_once(works.collect());
+        sent.into_iter().collect::<io::Result<()>>()?;
+        Ok(time)
     }
 
     /// Sends pieces one by one on the first stream, each when the one before was answered. A piece is as
-    /// long as what is answered, the `total` of [`connect`](Self::connect).
-    pub fn round_trips(&mut self, data: &[u8], places: &[Scatter], len: usize) -> io::Result<()> {
+    /// long as what is answered, the `total` of [`connect`](Self::connect). Returns the time.
+    pub fn round_trips(
+        &mut self,
+        data: &[u8],
+        places: &[Scatter],
+        len: usize,
+    ) -> io::Result<Duration> {
+        let start = Instant::now();
         let stream = &mut self.streams[0];
         for place in places {
             stream.write_all(&data[place.from..place.from + len])?;
             stream.read_exact(&mut [0])?;
         }
-        Ok(())
+        Ok(start.elapsed())
     }
 }
 
@@ -203,6 +239,36 @@ fn sink(mut stream: TcpStream, chunk: usize, total: u64) {
             if stream.write_all(&[1]).is_err() {
                 return;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_copy_takes_every_piece_where_it_belongs_with_any_number_of_threads() {
+        const LEN: usize = 64;
+        for (count, threads) in [(1, 1), (1, 3), (7, 2), (10, 3), (16, 16), (5, 9)] {
+            let places = scatter(count, LEN);
+            let byte = |i: usize| (i * 7 + i / 251).to_le_bytes()[0];
+            let source: Vec<u8> = (0..count * LEN).map(byte).collect();
+            let mut target = vec![0; source.len()];
+            let copy = PlainCopy::new(&places, LEN, threads);
+            assert!(copy.shares.len() <= threads);
+            copy.run(&source, &mut target);
+            for Scatter { from, to } in places {
+                assert_eq!(target[to..to + LEN], source[from..from + LEN]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_copies_in_the_order_that_was_given() {
+        let copy = PlainCopy::new(&scatter(9, 10), 10, 2);
+        for share in copy.shares {
+            assert!(share.is_sorted_by_key(|place| place.from));
         }
     }
 }

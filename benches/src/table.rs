@@ -1,6 +1,6 @@
 //! Medians and tables.
 
-use std::time::Instant;
+use std::time::Duration;
 
 /// The middle value; of two, the lower one.
 pub fn median(mut values: Vec<f64>) -> f64 {
@@ -11,11 +11,9 @@ pub fn median(mut values: Vec<f64>) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// Runs `work` once and returns how many bytes a second that makes, in GB/s (1e9 bytes).
-pub fn gigabytes_per_second(bytes: u64, work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
-    work();
-    bytes as f64 / start.elapsed().as_secs_f64() / 1e9
+/// How many bytes a second that makes, in GB/s (1e9 bytes).
+pub fn gigabytes_per_second(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64() / 1e9
 }
 
 /// A table with a header, columns padded to their widest cell, numbers to the right.

@@ -14,8 +14,8 @@ use layercake_transport::Direction;
 
 use crate::{Machine, number};
 
-/// Small writes to a healthy peer over TCP, alone and while as many are asked for of a peer that takes
-/// connections and never answers. All on one processor: see [`Peer::share_one_processor`].
+/// Small writes to a healthy peer over TCP, alone and while a tenth as many are asked for of a peer that
+/// takes connections and never answers. All on one processor: see [`Peer::share_one_processor`].
 pub(crate) fn run(machine: &Machine) -> Result<()> {
     const WRITES: usize = 3000;
     const ROUNDS: usize = 7;

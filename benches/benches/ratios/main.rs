@@ -67,8 +67,8 @@ fn as_usize(value: u64) -> usize {
     usize::try_from(value).expect("benches run where 256 MiB can be addressed")
 }
 
-/// The numbers below `count`, in an order that depends on `seed`. Whoever is measured finds in the caches
-/// what the one before left there, so nobody may always come after the same one.
+/// The numbers below `count`, in an order that depends on `seed`. Whoever is measured finds caches
+/// and sleeping threads as the one before left them, so nobody may always come after the same one.
 fn shuffled(count: usize, seed: usize) -> Vec<usize> {
     let mut state = seed as u64 + 1;
     let mut order: Vec<usize> = (0..count).collect();

@@ -1,10 +1,11 @@
 //! The work that is measured: pieces of one length, in one batch or one by one.
 
 use std::num::NonZero;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use layercake_benches::driver::{Driver, Safety};
-use layercake_benches::limits::{Pace, RawSockets, Scatter, copy_scattered, scatter};
+use layercake_benches::limits::{Pace, PlainCopy, RawSockets, Scatter, scatter};
 use layercake_benches::table::gigabytes_per_second;
 use layercake_transport::{Direction, EngineConfig};
 
@@ -14,8 +15,9 @@ use crate::{MEMORY, as_usize};
 pub(crate) struct Shape {
     pub(crate) len: u64,
     places: Vec<Scatter>,
-    /// The same, the other way round.
-    back: Vec<Scatter>,
+    /// The same bytes, copied from where they come to where they go when they are written, and when they are read:
+    /// what is written comes from all places in turn, what is read goes there.
+    copy: [PlainCopy; 2],
     many: bool,
 }
 
@@ -27,9 +29,18 @@ impl Shape {
             from: place.to,
             to: place.from,
         };
+        let back: Vec<Scatter> = places.iter().map(back).collect();
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        // The caller of a transfer takes part in copying, beside the copy threads.
+        let threads = if many {
+            (copy_threads() + 1).min(cores)
+        } else {
+            1
+        };
+        let copy = |places: &[Scatter]| PlainCopy::new(places, as_usize(len), threads);
         Self {
             len,
-            back: places.iter().map(back).collect(),
+            copy: [copy(&places), copy(&back)],
             places,
             many,
         }
@@ -53,24 +64,12 @@ impl Shape {
         }
     }
 
-    /// A plain copy by as many threads as a transfer has, each piece from where it comes to where it goes in
-    /// this direction: what is written comes from all places in turn, what is read goes there.
-    pub(crate) fn copy(&self, source: &[u8], target: &mut [u8], direction: Direction) {
-        let len = as_usize(self.len);
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        // The caller of a transfer takes part in copying, beside the copy threads.
-        let workers = if self.many {
-            (copy_threads() + 1).min(cores)
-        } else {
-            1
-        };
-        let places = match direction {
-            Direction::Write => &self.places,
-            Direction::Read => &self.back,
-        };
-        let calls = places.chunks(if self.many { places.len() } else { 1 });
-        for places in calls {
-            copy_scattered(source, target, places, len, workers);
+    /// A plain copy by as many threads as a transfer has.
+    pub(crate) fn copy(&self, source: &[u8], target: &mut [u8], direction: Direction) -> Duration {
+        let [write, read] = &self.copy;
+        match direction {
+            Direction::Write => write.run(source, target),
+            Direction::Read => read.run(source, target),
         }
     }
 
@@ -80,9 +79,9 @@ impl Shape {
         RawSockets::connect(streams, chunk, self.answered(streams), pace)
     }
 
-    pub(crate) fn send(&self, raw: &mut RawSockets, data: &[u8]) -> std::io::Result<()> {
+    pub(crate) fn send(&self, raw: &mut RawSockets, data: &[u8]) -> std::io::Result<Duration> {
         if self.many {
-            raw.send(data, self.answered(streams())).map(drop)
+            raw.send(data, self.answered(streams()))
         } else {
             raw.round_trips(data, &self.places, as_usize(self.len))
         }
@@ -99,13 +98,11 @@ impl Shape {
             .calls()
             .map(|places| driver.batch(direction, places, self.len, safety))
             .collect::<Result<Vec<_>>>()?;
-        let mut result = Ok(());
-        let speed = gigabytes_per_second(self.bytes(), || {
-            result = batches
-                .into_iter()
-                .try_for_each(|batch| driver.finish(batch));
-        });
-        result.map(|()| speed)
+        let start = Instant::now();
+        for batch in batches {
+            driver.finish(batch)?;
+        }
+        Ok(gigabytes_per_second(self.bytes(), start.elapsed()))
     }
 
     pub(crate) fn name(&self) -> String {

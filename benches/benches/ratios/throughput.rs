@@ -6,7 +6,10 @@
 //!
 //! Raw sockets are measured twice: as the system makes them, and without the pacing that some congestion
 //! controls impose, which is the more they could do.
+//!
+//! Of copies and sockets only the work itself is timed: their threads are awake before the clock starts.
 
+use std::hint::black_box;
 use std::num::NonZero;
 
 use anyhow::Result;
@@ -19,6 +22,9 @@ use crate::shape::{Shape, copy_threads, streams};
 use crate::{MEMORY, Machine, PLACEMENTS, as_usize, number, percent, shuffled};
 
 const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// More than the caches of a machine that this is measured on.
+const SWEEP: usize = 128 << 20;
 
 /// Rounds on the same memory, in each of which everything is measured once.
 const ROUNDS: usize = 3;
@@ -57,6 +63,7 @@ struct Place {
     machine: Machine,
     source: Vec<u8>,
     target: Vec<u8>,
+    neutral: Vec<u8>,
 }
 
 impl Place {
@@ -66,28 +73,28 @@ impl Place {
             source: vec![7; as_usize(MEMORY)],
             // Written once, so that its pages are there.
             target: vec![1; as_usize(MEMORY)],
+            neutral: vec![1; SWEEP],
         })
     }
 
     /// GB/s.
     fn measure(&mut self, what: Measured, shape: &Shape, raw: &mut [RawSockets; 2]) -> Result<f64> {
-        let bytes = shape.bytes();
-        match what {
-            Measured::Copy(direction) => Ok(gigabytes_per_second(bytes, || {
-                shape.copy(&self.source, &mut self.target, direction);
-            })),
-            Measured::Socket(pace) => {
-                let mut sent = Ok(());
-                let speed = gigabytes_per_second(bytes, || {
-                    sent = shape.send(&mut raw[pace], &self.source);
-                });
-                sent?;
-                Ok(speed)
-            }
+        let time = match what {
+            Measured::Copy(direction) => shape.copy(&self.source, &mut self.target, direction),
+            Measured::Socket(pace) => shape.send(&mut raw[pace], &self.source)?,
             Measured::Driver(driver, direction) => {
-                shape.measure(&self.machine.drivers[driver], direction, Safety::ON)
+                return shape.measure(&self.machine.drivers[driver], direction, Safety::ON);
             }
-        }
+        };
+        Ok(gigabytes_per_second(shape.bytes(), time))
+    }
+
+    /// Fills the caches with what is nobody's, so that everybody's bytes come from memory, also if all of a shape
+    /// would fit there.
+    fn sweep(&self) {
+        const LINE: usize = 64;
+        let lines = self.neutral.iter().step_by(LINE);
+        black_box(lines.map(|byte| u64::from(*byte)).sum::<u64>());
     }
 }
 
@@ -111,8 +118,7 @@ pub(crate) fn run(shapes: &[bool]) -> Result<()> {
             for round in 0..ROUNDS {
                 for at in shuffled(MEASURED.len(), placement * ROUNDS + round) {
                     let (_, what) = MEASURED[at];
-                    // Once unmeasured: whoever sleeps and wakes leaves the processors in other places.
-                    place.measure(what, shape, &mut raw)?;
+                    place.sweep();
                     speeds[at].push(place.measure(what, shape, &mut raw)?);
                 }
             }
