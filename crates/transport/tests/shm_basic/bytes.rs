@@ -146,3 +146,36 @@ fn a_large_batch_of_small_pieces_is_slow_at_most() {
     assert_eq!(scene.write(pieces).first_error(), None);
     assert!(content(&scene.theirs) == sent);
 }
+
+/// Faults of this thread so far that read nothing from a disk; pages that it brings in ahead count.
+fn faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
+    let (_, fields) = stat.rsplit_once(')').expect("its name is in brackets");
+    let faults = fields.split_whitespace().nth(7).expect("the tenth field");
+    faults.parse().expect("a number")
+}
+
+#[test]
+fn a_thread_that_submits_a_small_batch_brings_in_no_pages() {
+    const STEP: u64 = 1 << 20;
+    const COUNT: u64 = 48;
+    let scene = scene(COUNT * STEP, READ_WRITE);
+    scene.mine.copy_in(0, &pattern(1, 4096)).expect("inside");
+    let piece = |offset| {
+        let local = scene.mine.slice(0, 64).expect("inside");
+        (local, scene.remote.slice(offset, 64))
+    };
+    // Opens the region, and the pages of the first piece.
+    assert!(scene.write(vec![piece(0)]).is_ok());
+    let pieces = (0..COUNT).map(|step| piece(step * STEP)).collect();
+    let before = faults();
+    let batch = submit(&scene.peer, &scene.remote, Direction::Write, pieces);
+    // Not `wait`, which would take part.
+    eventually("the batch ends", || batch.is_done());
+    let fresh = faults() - before;
+    assert!(batch.wait().is_ok());
+    // A megabyte takes at least sixteen.
+    assert!(fresh < 8 * COUNT, "{fresh} faults for {COUNT} pieces");
+    let last = usize::try_from((COUNT - 1) * STEP).expect("fits");
+    assert!(content(&scene.theirs)[last..].starts_with(&pattern(1, 64)));
+}
