@@ -25,6 +25,9 @@ use crate::convert::MAX_MESSAGE_BYTES;
 /// The first bytes of a lane.
 pub const MAGIC: [u8; 8] = *b"LAYERCK1";
 
+/// What the names of unix sockets begin with on which masters answer lanes.
+pub const LOCAL_LANE: &str = "layercake-";
+
 /// The longest message of the greeting, in bytes: strangers are allowed no more.
 pub const MAX_GREETING_BYTES: usize = 4 << 10;
 

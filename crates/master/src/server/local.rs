@@ -12,8 +12,10 @@ use std::os::unix::net;
 use std::sync::Arc;
 use std::time::Duration;
 
+use layercake_protocol::lane::LOCAL_LANE;
 use prometheus_client::metrics::gauge::Gauge;
 use rand::RngExt as _;
+use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
@@ -36,7 +38,7 @@ pub(super) struct LocalListener {
 impl LocalListener {
     /// To be called on a runtime.
     pub(super) fn bind() -> io::Result<Self> {
-        let name = format!("layercake-{:032x}", rand::rng().random::<u128>());
+        let name = format!("{LOCAL_LANE}{:032x}", rand::rng().random::<u128>());
         let address = net::SocketAddr::from_abstract_name(&name)?;
         let listener = net::UnixListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
@@ -88,10 +90,11 @@ async fn greet(core: Arc<Core>, mut io: Severable<HalfWatched>, peer: Peer) {
 }
 
 fn peer(io: &UnixStream) -> Peer {
-    io.peer_cred().map_or(Peer::Unknown, |peer| Peer::Local {
-        process: peer.pid().filter(|pid| *pid != 0),
-        user: peer.uid(),
-    })
+    let peer = io.peer_cred().ok();
+    Peer::Local {
+        process: peer.as_ref().and_then(UCred::pid).filter(|pid| *pid != 0),
+        user: peer.as_ref().map(UCred::uid),
+    }
 }
 
 #[cfg(test)]

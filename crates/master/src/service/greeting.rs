@@ -19,7 +19,7 @@ pub(crate) enum Peer {
     Local {
         /// `None`: in a namespace that this side does not see.
         process: Option<i32>,
-        user: u32,
+        user: Option<u32>,
     },
     Unknown,
 }
@@ -34,14 +34,16 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::At(address) => address.fmt(f),
-            Self::Local {
-                process: Some(process),
-                user,
-            } => write!(f, "process {process} of user {user} on this host"),
-            Self::Local {
-                process: None,
-                user,
-            } => write!(f, "a process of user {user} on this host"),
+            Self::Local { process, user } => {
+                match process {
+                    Some(process) => write!(f, "process {process}")?,
+                    None => f.write_str("a process")?,
+                }
+                if let Some(user) = user {
+                    write!(f, " of user {user}")?;
+                }
+                f.write_str(" on this host")
+            }
             Self::Unknown => f.write_str("unknown"),
         }
     }

@@ -10,10 +10,6 @@
 //! hole is large enough. Since the order is kept, contiguous room is not sought out but waited for, and
 //! segments that the caller can't reach are not left out: what one allocation may evict is bounded, and after
 //! that it is refused.
-//!
-//! Before anything is evicted there, versions without a name make room that no session reads: their leases are
-//! those of probes and of reads of one call. Nobody can find them any more, and a read that is under way knows by
-//! the generation that its place was taken.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -73,7 +69,7 @@ impl State {
         }
         let _pressure = self.evicting.lock();
         self.call_holds_back(now);
-        self.reclaim_removed(now);
+        self.sweep_removed(now);
         let need = granule_bytes(extent.len());
         let share = self.share(placement.capacity(), self.config.eviction_ratio);
         let mut step = need.max(wanted.min(share));
@@ -262,11 +258,11 @@ impl State {
         standings.fold(Standing::default(), Standing::best)
     }
 
-    /// Lets memory go of versions without a name, unless a session reads it.
-    fn reclaim_removed(&self, now: Moment) {
+    /// Lets memory go whose last reader's lease has ended.
+    pub(super) fn sweep_removed(&self, now: Moment) {
         let mut effects = Effects::default();
         for number in 0..self.shards.len() {
-            self.shard(number).reclaim_removed(now, &mut effects);
+            self.shard(number).sweep_removed(now, &mut effects);
         }
         self.carry_out(now, &mut effects);
     }

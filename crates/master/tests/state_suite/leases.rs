@@ -285,42 +285,6 @@ fn giving_back_the_longest_lease_of_a_removed_object_leaves_the_shorter_ones() {
     assert_eq!((world.quarantined(), world.used()), (0, 0));
 }
 
-/// What was removed by force gives way before anything is evicted: nobody can find it any more. What a session
-/// reads does not.
-#[test]
-fn what_was_removed_makes_room_unless_a_session_reads_it() {
-    let world = World::new();
-    let (writer, reader) = (world.client(), world.client());
-    let (probed, read, open) = (key("probed"), key("read"), key("open"));
-    for key in [&probed, &read, &open] {
-        world.store(&writer, key, 20 * MIB);
-    }
-    let found = world.probe(std::slice::from_ref(&probed));
-    assert_eq!(found, [Presence::Complete]);
-    world.read(&reader, &read).unwrap();
-    let session = world.get(&reader, &open).unwrap().generation();
-    for key in [&probed, &read, &open] {
-        assert_eq!(world.remove(key, true), Ok(()));
-    }
-    let held = world.quarantined();
-    let (first, second, more) = (key("first"), key("second"), key("more"));
-    world.store(&writer, &first, 3 * MIB);
-    assert_eq!(world.quarantined(), held, "there was room without it");
-    world.store(&writer, &second, 40 * MIB - GRANULE);
-    assert_eq!(world.presence(&first), Presence::Complete);
-    assert!(world.quarantined() > 20 * MIB);
-
-    for key in [&first, &second] {
-        world.read(&reader, key).unwrap();
-    }
-    let refused = world.put(&writer, &more, 10 * MIB);
-    assert!(matches!(refused, Err(Refusal::NoSpace { .. })));
-    assert_eq!(world.renew(&reader, &open, session), Ok(()));
-    world.end(&reader, &open, session);
-    world.store(&writer, &more, 10 * MIB);
-    assert_eq!(world.quarantined(), 0);
-}
-
 #[test]
 fn a_reserved_key_is_not_removed_even_with_force() {
     let world = World::new();

@@ -186,24 +186,29 @@ fn is_for(local: &wire::LocalLane, called: Option<SocketAddr>) -> bool {
     called.is_some() && local.reached_at.parse().ok() == called
 }
 
-/// A lane, if there is a way. It has half the time of the attempt, so that gRPC has the other.
+/// A lane, if there is a way. It has half the time of the attempt, so that gRPC has the other, and a unix socket half of that.
 async fn open_lane<C: Connector>(
     shared: &Shared,
     connector: &C,
     local: Option<wire::LocalLane>,
 ) -> Option<Arc<Lane>> {
-    let within = shared.config.timeouts.connect / 4;
+    let begun = tokio::time::Instant::now();
+    let within = shared.config.timeouts.connect / 2;
     if let Some(local) = local {
-        let opened = greeted_in(shared, within, lane::open_local(shared, &local.name)).await;
-        match opened {
+        let opening = lane::open_local(shared, &local.name);
+        match greeted_in(shared, within / 2, opening).await {
             Ok(lane) => return Some(lane),
+            Err(error @ StoreError::MasterUnproven { .. }) => {
+                tracing::warn!(master = %shared.master, %error, "somebody else is at the master's unix socket, going over TCP");
+            }
             // In another network namespace, for one.
             Err(error) => {
                 tracing::debug!(master = %shared.master, %error, "no way over the unix socket, going over TCP");
             }
         }
     }
-    greeted_in(shared, within, lane::open(shared, connector))
+    let left = within.saturating_sub(begun.elapsed());
+    greeted_in(shared, left, lane::open(shared, connector))
         .await
         .inspect_err(|error| {
             tracing::info!(master = %shared.master, %error, "no lane to the master, staying with gRPC");

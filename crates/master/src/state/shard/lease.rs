@@ -295,15 +295,4 @@ impl Shard {
             self.let_go(slot, effects);
         }
     }
-
-    /// Lets the removed versions go that no session reads, leased or not.
-    pub(crate) fn reclaim_removed(&mut self, now: Moment, effects: &mut Effects) {
-        let removed = self.removed.values().copied();
-        let slots: Vec<u32> = removed
-            .filter(|slot| self.open_readers(now, *slot) == 0)
-            .collect();
-        for slot in slots {
-            self.let_go(slot, effects);
-        }
-    }
 }

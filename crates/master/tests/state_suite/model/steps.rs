@@ -57,7 +57,6 @@ impl Model {
         }
         self.suspect(key);
         self.notice_evictions();
-        self.notice_reclaimed();
         match answer {
             Err(refusal) => assert!(matches!(refusal, Refusal::NoSpace { .. }), "{refusal:?}"),
             Ok(started) => {
@@ -80,23 +79,6 @@ impl Model {
                 self.open.insert(key, started.generation.0);
                 let old = self.versions.insert(started.generation.0, version);
                 assert!(old.is_none(), "a number was given out twice");
-            }
-        }
-    }
-
-    /// Where there is no room, all that lost its name gives way, but for what a session reads.
-    fn notice_reclaimed(&mut self) {
-        let now = self.now();
-        let mut leased: Vec<_> = self
-            .versions
-            .values_mut()
-            .filter(|v| v.phase == Phase::Retired && v.lease_end() > now)
-            .filter(|v| !v.places.is_empty())
-            .collect();
-        if self.world.state.gauges().removed_leased < leased.len() as u64 {
-            leased.retain(|v| v.readers.values().all(|until| *until <= now));
-            for version in leased {
-                version.phase = Phase::Gone;
             }
         }
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use layercake_protocol::convert::MAX_MESSAGE_BYTES;
 use layercake_protocol::error::{Refusal, WireError};
-use layercake_protocol::lane::{MAGIC, put_frame};
+use layercake_protocol::lane::{LOCAL_LANE, MAGIC, put_frame};
 use layercake_protocol::wire;
 use layercake_protocol::wire::lane_answer::Answer;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -56,8 +56,12 @@ pub(super) async fn open<C: Connector>(
     greet(shared, line, false).await
 }
 
-/// Opens a lane over a unix socket of this name in the abstract namespace, at once or not at all.
+/// Opens a lane over a unix socket of this name in the abstract namespace, at once or not at all. A name that is no
+/// master's is not called: whoever was asked as the master must not choose whom this side talks to.
 pub(super) async fn open_local(shared: &Shared, name: &str) -> Result<Arc<Lane>, StoreError> {
+    if !name.starts_with(LOCAL_LANE) {
+        return Err(shared.unreachable(format!("{name:?} is no name of a master's socket")));
+    }
     let opened = || {
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         // It does not block: where nobody listens, or too many wait already, it fails.

@@ -107,7 +107,14 @@ async fn a_socket_that_leads_to_no_master_costs_the_way_over_it_and_no_more() {
     }
     is_served(claims("layercake-test-nobody")).await;
     // A name that is none.
-    is_served(claims(&"x".repeat(200))).await;
+    is_served(claims(&format!("layercake-{}", "x".repeat(200)))).await;
+    // Somebody else's, who is left alone.
+    let name = format!("test-{}-somebody", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("short enough");
+    let listener = UnixListener::bind_addr(&address).expect("nobody else has it");
+    listener.set_nonblocking(true).expect("a socket");
+    is_served(claims(&name)).await;
+    assert!(listener.accept().is_err(), "it was called");
 }
 
 #[tokio::test]
