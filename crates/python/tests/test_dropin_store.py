@@ -422,25 +422,6 @@ assert store.remove("same", True) == 0
     check(code, master)
 
 
-def test_an_emptied_store_has_room_at_once(master):
-    code = """
-store = new(segment=16 * MIB)
-value = bytes(range(256)) * 4096
-keys = [f"full {index}" for index in range(14)]
-for _ in range(3):
-    assert [store.put(key, value) for key in keys] == [0] * 14
-    assert store.get_batch(keys) == [value] * 14
-    assert store.batch_is_exist(keys) == [1] * 14
-    assert store.remove_all(True) == 14
-for _ in range(20):
-    assert store.upsert("full", value) == 0
-    assert store.get("full") == value
-assert store.remove("full", True) == 0
-"""
-    with running_master("--default_kv_lease_ttl=1h") as (patient, _):
-        check(code, patient)
-
-
 def test_values_are_all_that_has_bytes_and_keys_any_sequence(master):
     code = """
 import collections

@@ -284,8 +284,7 @@ async fn lease_keys(
         ..StartOptions::default()
     };
     let sent = now();
-    // One that runs out by itself is no session's: it holds no memory whose name is gone, if that is wanted.
-    let started = match core.link.get_start(keys, options, !keep_lease).await {
+    let started = match core.link.get_start(keys, options, true).await {
         Ok(started) => started,
         Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
     };
