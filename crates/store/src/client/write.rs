@@ -32,7 +32,7 @@ use super::fanout::{Failure, Fanout, Flight, Spare, Transfers};
 use crate::error::StoreError;
 use crate::session::cut::{Cut, cut_ranges};
 use crate::session::put_state::{CallId, Phase, Publish};
-use crate::session::{PutSession, PutShared};
+use crate::session::{PutSession, PutShared, Source};
 
 /// A range of an object, and the local memory that holds its bytes or is to hold them.
 #[derive(Clone, Debug)]
@@ -181,6 +181,8 @@ struct Entry {
     call: CallId,
     /// Nothing that it overlaps is under way.
     ready: bool,
+    /// What its bytes are read from.
+    source: Option<Source>,
     /// Where its cuts are among those of the call, and its ranges.
     cuts: ops::Range<usize>,
     ranges: ops::Range<usize>,
@@ -215,12 +217,13 @@ impl WriteCall {
         let ranges = self.ranges[first..].iter();
         let lens = ranges.map(|range| (range.offset, range.local.len()));
         cut_ranges(put.size, lens, &mut self.cuts)?;
-        let (call, ready) = put.admit(&self.cuts[first_cut..])?;
+        let admitted = put.admit(&self.cuts[first_cut..])?;
         self.entries.push(Entry {
             index,
             put: Arc::clone(put),
-            call,
-            ready,
+            call: admitted.call,
+            ready: admitted.ready,
+            source: admitted.source,
             cuts: first_cut..self.cuts.len(),
             ranges: first..self.ranges.len(),
             failed: None,
@@ -255,10 +258,11 @@ impl WriteCall {
         let Some(first) = self.entries.first() else {
             return (self, refused);
         };
-        let turn = first.put.may_run(first.call).await;
+        let turn = first.put.may_run(first.call, first.source.as_ref()).await;
         let mut turn = Some(turn.map(|()| true));
         self.entries.retain_mut(|entry| {
-            let turn = turn.take().unwrap_or_else(|| entry.put.try_run(entry.call));
+            let try_run = || entry.put.try_run(entry.call, entry.source.as_ref());
+            let turn = turn.take().unwrap_or_else(try_run);
             let error = match turn {
                 Ok(ready) => {
                     entry.ready = ready;
@@ -462,10 +466,12 @@ impl Entry {
     ) -> (Result<u64, StoreError>, Publish) {
         let core = &round.core;
         let slots = &slots[self.cuts.clone()];
-        let end = self.put.finish(self.call, round, |at| match slots[at] {
+        let source = self.source.take();
+        let outcome = |at: usize| match slots[at] {
             Slot::Written(crc) => Ok(crc),
             Slot::Open | Slot::Failed => Err(()),
-        });
+        };
+        let end = self.put.finish(self.call, source.as_ref(), round, outcome);
         let publish = end.publish;
         if end.abandoned {
             core.finisher.settle_later(Arc::clone(&self.put));

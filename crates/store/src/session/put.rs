@@ -106,10 +106,18 @@ pub(crate) struct CallEnd {
     pub(crate) publish: Publish,
 }
 
-impl Guarded {
-    fn is_withdrawn(&self) -> bool {
-        self.source.as_ref().is_some_and(Source::is_withdrawn)
-    }
+/// A call that a session has taken in.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) call: CallId,
+    /// It may run at once; else when its turn has come.
+    pub(crate) ready: bool,
+    /// What the session was written from then. The call reads that to its end, whatever the session is written from later.
+    pub(crate) source: Option<Source>,
+}
+
+fn is_withdrawn(source: Option<&Source>) -> bool {
+    source.is_some_and(Source::is_withdrawn)
 }
 
 impl PutShared {
@@ -139,21 +147,30 @@ impl PutShared {
         }
     }
 
-    pub(crate) fn admit(&self, cuts: &[Cut]) -> Result<(CallId, bool), StoreError> {
+    pub(crate) fn admit(&self, cuts: &[Cut]) -> Result<Admitted, StoreError> {
         let mut state = self.state.lock();
-        if state.is_withdrawn() {
+        if is_withdrawn(state.source.as_ref()) {
             return Err(StoreError::SourceWithdrawn);
         }
-        state.put.admit(cuts).map_err(closed)
+        let (call, ready) = state.put.admit(cuts).map_err(closed)?;
+        Ok(Admitted {
+            call,
+            ready,
+            source: state.source.clone(),
+        })
     }
 
     /// Waits until a call that had to wait may run.
-    pub(crate) async fn may_run(&self, call: CallId) -> Result<(), StoreError> {
+    pub(crate) async fn may_run(
+        &self,
+        call: CallId,
+        source: Option<&Source>,
+    ) -> Result<(), StoreError> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.try_run(call)? {
+            if self.try_run(call, source)? {
                 return Ok(());
             }
             self.progress(changed).await;
@@ -176,8 +193,19 @@ impl PutShared {
         self.changed.notify_waiters();
     }
 
-    /// Lets a call that had to wait run, if it may: its transfers must follow at once then.
-    pub(crate) fn try_run(&self, call: CallId) -> Result<bool, StoreError> {
+    /// Lets a call that had to wait run, if it may: its transfers must follow at once then. One whose source was
+    /// withdrawn meanwhile is over.
+    pub(crate) fn try_run(
+        &self,
+        call: CallId,
+        source: Option<&Source>,
+    ) -> Result<bool, StoreError> {
+        if is_withdrawn(source) {
+            // It never ran, so nothing is noted; others need not wait for it.
+            self.state.lock().put.finish(call, |_| Err(()));
+            self.changed.notify_waiters();
+            return Err(StoreError::SourceWithdrawn);
+        }
         self.state.lock().put.try_run(call).map_err(closed)
     }
 
@@ -185,6 +213,7 @@ impl PutShared {
     pub(crate) fn finish(
         &self,
         call: CallId,
+        source: Option<&Source>,
         round: &Round,
         mut outcome: impl FnMut(usize) -> Result<Option<u32>, ()>,
     ) -> CallEnd {
@@ -193,7 +222,7 @@ impl PutShared {
             state
                 .rounds
                 .retain(|known| !std::ptr::eq(known.as_ptr(), round));
-            let withdrawn = state.is_withdrawn();
+            let withdrawn = is_withdrawn(source);
             let outcome = |at| if withdrawn { Err(()) } else { outcome(at) };
             let Finished { ran, publish } = state.put.finish(call, outcome);
             CallEnd {
@@ -418,7 +447,7 @@ impl PutSession {
 
     /// From here on the session is written from memory that its owner may [withdraw](Source::withdraw): what is not
     /// written by then counts as not written, and is not published. Another source, of the same bytes, goes on where
-    /// that one stopped.
+    /// that one stopped; calls that are under way stay with theirs.
     pub fn write_from(&self, source: Source) {
         self.shared.state.lock().source = Some(source);
     }

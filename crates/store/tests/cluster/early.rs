@@ -201,30 +201,40 @@ async fn what_is_written_from_memory_that_was_withdrawn_is_not_published() {
             read_layer(&reader, &get, 0).await.expect("published"),
             layer(0)
         );
-        let memory = buffer(writer.engine(), layer(1));
-        let ranges = vec![Range {
-            offset: LAYER,
-            local: whole(&memory),
-        }];
-        let under_way = writer.write_ranges(vec![RangeWrite {
-            session: &put,
-            ranges,
-        }]);
+        let memories = [1, 2].map(|number| buffer(writer.engine(), layer(number)));
+        let [first, second] = [1, 2].map(|layers| {
+            let memories = (1..).zip(&memories[..layers]);
+            let ranges = memories.map(|(number, memory)| Range {
+                offset: number * LAYER,
+                local: whole(memory),
+            });
+            let (session, ranges) = (&put, ranges.collect::<Vec<_>>());
+            writer.write_ranges(vec![RangeWrite { session, ranges }])
+        });
         source.withdraw();
-        memory.copy_in(0, &layer(9)).expect("inside");
-        let withdrawn = one(under_way.await).expect_err("its memory changed");
-        assert!(
-            matches!(withdrawn, StoreError::SourceWithdrawn),
-            "{withdrawn}"
-        );
-        assert!(waits_for(&reader, &get, 1).await, "{via:?}");
+        for memory in &memories {
+            memory.copy_in(0, &layer(9)).expect("inside");
+        }
         let refused = writer.write(&put, 2 * LAYER, &layer(2)).await;
         assert!(matches!(refused, Err(StoreError::SourceWithdrawn)));
+        // What the session is written from afterwards says nothing of calls from before.
+        put.write_from(Source::new());
+        for call in [first, second] {
+            let withdrawn = one(call.await).expect_err("its memory changed");
+            assert!(
+                matches!(withdrawn, StoreError::SourceWithdrawn),
+                "{withdrawn}"
+            );
+        }
+        assert!(waits_for(&reader, &get, 1).await, "{via:?}");
         assert_eq!(writer.stats().ranges_published, 1);
         assert_eq!(put.written_bytes(), LAYER);
+        // The second call waited for the first, and then read nothing any more.
+        let place = put.replicas().next().expect("one").payload_offset();
+        let stored = cluster.nodes[0].peek(place + 2 * LAYER, LAYER).await;
+        assert!(stored != layer(9), "{via:?}");
 
         // From other memory it can be written to its end.
-        put.write_from(Source::new());
         for number in 1..LAYERS {
             write_layer(&writer, &put, number).await;
         }
