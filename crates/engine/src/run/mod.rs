@@ -190,7 +190,7 @@ impl Engine {
     }
 
     /// An engine that saves what it computes to a store, and loads what it finds there. With a sharing group it waits for the
-    /// store here, and is refused if it differs from the group's others: not to be called by a task then.
+    /// store here, and is refused if it differs from the group's others, or if a thread of a runtime starts it.
     pub fn with_store(config: &EngineConfig, link: &StoreLink) -> Result<Self, EngineError> {
         Self::start(config, link.store.engine(), Some(link))
     }
@@ -214,8 +214,15 @@ impl Engine {
             None => None,
         };
         if let (Some((link, _)), Some(scheduler)) = (store, &connector)
-            && link.options.sharing_group.is_some()
+            && let Some(group) = &link.options.sharing_group
         {
+            if Handle::try_current().is_ok() {
+                return Err(EngineError::Setting {
+                    name: "sharing_group",
+                    value: group.clone(),
+                    accepted: "an engine of a group waits for the store when it starts, so a thread outside of runtimes has to start it".to_owned(),
+                });
+            }
             link.runtime.block_on(scheduler.agree())?;
         }
         let blocks = usize::try_from(config.blocks).unwrap_or(usize::MAX);

@@ -26,6 +26,11 @@ fn an_engine_that_differs_from_its_group_is_refused_before_its_first_request() {
         "{refused}"
     );
     assert!(refused.to_string().contains("block_size"), "{refused}");
+    let link = cluster.link(&options);
+    let runtime = link.runtime.clone();
+    let from_a_task = runtime.block_on(async { Engine::with_store(&config(), &link) });
+    let refused = from_a_task.expect_err("it would hold the runtime up");
+    assert!(refused.to_string().contains("sharing_group"), "{refused}");
     let same = start(&config()).expect("as the first");
     for engine in [first, same] {
         engine.close(PATIENCE).expect("everything ends");
