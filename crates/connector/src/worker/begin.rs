@@ -72,10 +72,10 @@ impl StoreWorker {
             self.stuck = None;
         }
         if !self.shared.wait_settled(&fence.restored, patience) {
-            // What is not committed by now is lost, and its blocks are written again.
+            // What is not read by now is lost: its blocks are written again. A commit that is under way needs them no more.
             self.shared.tracker(|tracker| {
                 for request in &fence.restored {
-                    if tracker.unsettled(request) > 0 {
+                    if tracker.may_read(request) {
                         tracker.cancel(request);
                     }
                 }
