@@ -216,7 +216,9 @@ impl Planner {
             let own = to_usize(entry.own / self.config.block_size);
             entry.miss(&self.counters, reason, hit.blocks.max(own)..blocks);
         }
+        // It is kept until it is loaded: not with the room of all that was asked for.
         hashes.truncate(hit.blocks);
+        hashes.shrink_to_fit();
         self.seen.note(&hashes);
         entry.hit = hashes;
     }
@@ -399,9 +401,10 @@ fn taken(mut hashes: Vec<BlockHash>, first: usize, end: usize) -> Option<Span> {
         return None;
     }
     hashes.truncate(end);
+    hashes.drain(..first);
     Some(Span {
         first: u32::try_from(first).unwrap_or(u32::MAX),
-        hashes: hashes.split_off(first),
+        hashes,
     })
 }
 
