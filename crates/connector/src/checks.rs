@@ -79,6 +79,12 @@ pub struct Checked {
 /// send theirs to the scheduler, and engines theirs to each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
+    /// Namespace of the objects, as the deployment names it.
+    pub tenant: String,
+    /// The model's name.
+    pub model: String,
+    /// Revision or another id of the weights.
+    pub revision: String,
     /// Tokens in a block.
     pub block_size: u32,
     /// Data type of the cache.
@@ -142,6 +148,9 @@ impl Deployment {
         let fingerprint = self.fingerprint(&layout);
         Ok(Checked {
             identity: Identity {
+                tenant: self.tenant.clone(),
+                model: self.model.clone(),
+                revision: self.revision.clone(),
                 block_size: self.block_size,
                 kv_dtype: self.kv_dtype.clone(),
                 tp_size: self.tp_size,
@@ -208,15 +217,15 @@ impl Identity {
     pub fn check_peer(&self, theirs: &Self) -> Result<(), ConnectorError> {
         let fields = |of: &Self| {
             [
+                ("tenant", of.tenant.clone()),
+                ("model", of.model.clone()),
+                ("revision", of.revision.clone()),
                 ("block_size", of.block_size.to_string()),
                 ("KV cache data type", of.kv_dtype.clone()),
                 ("tensor_parallel_size", of.tp_size.to_string()),
                 ("storing_ranks", of.storing_ranks.to_string()),
                 ("cache layout", of.layout.clone()),
-                (
-                    "fingerprint (tenant, model, revision)",
-                    of.fingerprint.clone(),
-                ),
+                ("fingerprint", of.fingerprint.clone()),
                 ("compatible_keys", of.compatible_keys.to_string()),
             ]
         };
@@ -363,8 +372,12 @@ pub(crate) mod tests {
         assert!(compare(|d| d.storing_ranks = 1).contains("storing_ranks differs: 2"));
         let layout = |d: &mut Deployment| d.groups[0].layers[1].entries[0].len = 25;
         assert!(compare(layout).contains("cache layout differs"));
-        assert!(compare(|d| d.revision = "2".to_owned()).contains("fingerprint"));
-        assert!(compare(|d| d.tenant = "other".to_owned()).contains("fingerprint"));
+        let revision = compare(|d| d.revision = "2".to_owned());
+        assert_eq!(revision, "revision differs: 1 here, 2 there");
+        let model = compare(|d| d.model = "m".to_owned());
+        assert_eq!(model, "model differs: model here, m there");
+        let tenant = compare(|d| d.tenant = "other".to_owned());
+        assert_eq!(tenant, "tenant differs: default here, other there");
         let keys = compare(|d| d.compatible_keys = true);
         assert_eq!(keys, "compatible_keys differs: false here, true there");
     }

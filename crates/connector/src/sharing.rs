@@ -1,9 +1,10 @@
 //! Engines that want to share blocks find out in the pool whether they can (C5).
 //!
 //! They are given one name. Whoever comes first records its [`Identity`] under it, as an object that is never evicted, and
-//! everybody else compares. So two engines that nobody introduced to each other, such as those of a split into prefill and
-//! decode, don't go on with a cache that stays cold. Which deployments should share is not to be guessed from the pool:
-//! it may hold any number that differ, which is why there is a name.
+//! everybody else compares; if all nodes that hold it go, the next one records anew. So two engines that nobody introduced
+//! to each other, such as those of a split into prefill and decode, don't go on with a cache that stays cold. Which
+//! deployments should share is not to be guessed from the pool: it may hold any number that differ, which is why there is a
+//! name. A group lives within the tenant of its engines' store clients: those of another tenant see another record.
 
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use layercake_protocol::error::Refusal;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::ReplicateConfig;
 use layercake_store::{PutOutcome, StoreClient, StoreError};
+use serde::{Deserialize, Serialize};
 
 use crate::checks::Identity;
 use crate::error::ConnectorError;
@@ -21,7 +23,30 @@ const COPIES: u32 = 2;
 /// Times that a record may go while it is being read.
 const ATTEMPTS: usize = 4;
 
-/// Compares an identity with the one that the group has recorded, or records it. An answer within this time, or none.
+/// An engine that is recording is waited for so long before it is looked whether it is lost.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The version of the record's format.
+const VERSION: u32 = 1;
+
+/// What is recorded.
+#[derive(Serialize, Deserialize)]
+struct Record<I> {
+    version: u32,
+    identity: I,
+}
+
+/// What every version of a record has.
+#[derive(Deserialize)]
+struct AnyRecord {
+    version: u64,
+}
+
+/// Compares an identity with the one that the group has recorded, or records it. An answer within this time, or none. An
+/// engine that was lost while it recorded is only replaced if this is more than the master keeps its reservation.
 pub(crate) async fn agree(
     store: &StoreClient,
     group: &str,
@@ -33,11 +58,18 @@ pub(crate) async fn agree(
         detail,
     };
     let key = ObjectKey::new(&format!("layercake/sharing-group/{group}"))?;
-    let recorded = tokio::time::timeout(within, recorded(store, &key, ours, within)).await;
+    let mut others = false;
+    let recorded = recorded(store, &key, ours, &mut others);
+    let recorded = tokio::time::timeout(within, recorded).await;
     let theirs = match recorded {
         Ok(Ok(None)) => return Ok(()),
         Ok(Ok(Some(theirs))) => theirs,
         Ok(Err(detail)) => return Err(refused(detail)),
+        Err(_) if others => {
+            return Err(refused(format!(
+                "another engine has begun to record what it is in the object {key}, and has not ended within {within:?}"
+            )));
+        }
         Err(_) => {
             return Err(refused(format!(
                 "the store did not answer within {within:?}"
@@ -51,40 +83,46 @@ pub(crate) async fn agree(
     })
 }
 
-/// The group's identity, if it is not ours that is recorded now.
+/// The group's identity, if it is not ours that is recorded now. `others` is set while another engine records its own.
 async fn recorded(
     store: &StoreClient,
     key: &ObjectKey,
     ours: &Identity,
-    within: Duration,
+    others: &mut bool,
 ) -> Result<Option<Identity>, String> {
-    let text = serde_json::to_vec(ours).map_err(|error| error.to_string())?;
+    let record = Record {
+        version: VERSION,
+        identity: ours,
+    };
+    let text = serde_json::to_vec(&record).map_err(|error| error.to_string())?;
     let config = ReplicateConfig {
         replicas: COPIES,
         hard_pin: true,
         ..ReplicateConfig::default()
     };
     let keys = std::slice::from_ref(key);
+    let mut attempts = 0..ATTEMPTS;
     let mut last = StoreError::UnknownSession;
-    for _ in 0..ATTEMPTS {
+    while *others || attempts.next().is_some() {
         let put = store.put_bytes(&[(key.clone(), &text)], &config).await;
+        *others = false;
         match put.into_iter().next() {
             Some(Ok(PutOutcome::Stored)) => return Ok(None),
             Some(Ok(PutOutcome::InProgress)) => {
-                // Its first engine starts at this moment. What comes of it is seen below.
-                drop(store.wait_complete(keys, within).await);
+                // Its first engine starts at this moment, or was lost while it did: then the reservation is given to the next
+                // put, when its time is over. The caller's time ends this.
+                *others = true;
+                // A master with too many waits answers at once.
+                let looked = store.wait_complete(keys, LOOK);
+                tokio::join!(looked, tokio::time::sleep(PAUSE));
+                continue;
             }
+            // Somebody has recorded it before, or has taken this engine for lost.
+            Some(Ok(_) | Err(StoreError::Refused(Refusal::Superseded))) | None => {}
             Some(Err(error)) => return Err(error.to_string()),
-            // Somebody has recorded it before.
-            Some(Ok(_)) | None => {}
         }
         match store.get(keys).await.into_iter().next() {
-            Some(Ok(bytes)) => {
-                let theirs = serde_json::from_slice(&bytes);
-                return theirs
-                    .map(Some)
-                    .map_err(|error| format!("the object {key} is no identity: {error}"));
-            }
+            Some(Ok(bytes)) => return decode(key, &bytes).map(Some),
             // It went between the two.
             Some(Err(error @ StoreError::Refused(Refusal::NotFound | Refusal::NotReady))) => {
                 last = error;
@@ -94,4 +132,16 @@ async fn recorded(
         }
     }
     Err(last.to_string())
+}
+
+fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Identity, String> {
+    let odd = |error| format!("the object {key} is no record of an identity: {error}");
+    let AnyRecord { version } = serde_json::from_slice(bytes).map_err(odd)?;
+    if version != u64::from(VERSION) {
+        return Err(format!(
+            "the object {key} is a record of version {version}, and version {VERSION} is read here: the group's engines are of different releases"
+        ));
+    }
+    let record: Record<Identity> = serde_json::from_slice(bytes).map_err(odd)?;
+    Ok(record.identity)
 }

@@ -17,6 +17,7 @@ pub use planner::{Planner, PlannerConfig, Question};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -40,8 +41,9 @@ use crate::stats::{ConnectorStats, Counters, MissReason};
 /// The lease of a master that does not say how long its leases are.
 const USUAL_LEASE: Duration = Duration::from_secs(10);
 
-/// How long the store may take to say what the sharing group is.
-const AGREEMENT: Duration = Duration::from_secs(20);
+/// How long the store may take to say what the sharing group is. More than a master that is not set up otherwise keeps the
+/// reservation of an engine that was lost while it recorded that.
+const AGREEMENT: Duration = Duration::from_secs(45);
 
 type Answer = (Question, Found);
 
@@ -51,6 +53,8 @@ pub struct StoreScheduler {
     planner: Planner,
     keys: Arc<BlockKeys>,
     identity: Identity,
+    /// It is known to be that of its sharing group, if it is in one.
+    agreed: Arc<AtomicBool>,
     execution: Execution,
     options: Options,
     store: StoreClient,
@@ -85,6 +89,7 @@ impl StoreScheduler {
             planner,
             keys,
             identity: checked.identity,
+            agreed: Arc::new(options.sharing_group.is_none().into()),
             execution: checked.execution,
             options,
             store,
@@ -105,15 +110,17 @@ impl StoreScheduler {
     }
 
     /// Compares this side with all engines of the same `sharing_group`, through the pool: for the engine to await before its
-    /// first request. Refuses by name what differs, and a store that can't say. Without the option there is nothing to compare.
+    /// first request, which is refused before. Refuses by name what differs, and a store that can't say. Without the option
+    /// there is nothing to compare. A group lives within the tenant of the store's client.
     pub fn agree(&self) -> impl Future<Output = Result<(), ConnectorError>> + Send + use<> {
         let (store, identity) = (self.store.clone(), self.identity.clone());
-        let group = self.options.sharing_group.clone();
+        let (group, agreed) = (self.options.sharing_group.clone(), Arc::clone(&self.agreed));
         async move {
-            match &group {
-                Some(group) => sharing::agree(&store, group, &identity, AGREEMENT).await,
-                None => Ok(()),
+            if let Some(group) = &group {
+                sharing::agree(&store, group, &identity, AGREEMENT).await?;
+                agreed.store(true, Ordering::Release);
             }
+            Ok(())
         }
     }
 
@@ -247,6 +254,10 @@ fn planner_config(
 
 impl SchedulerSide for StoreScheduler {
     fn matched_tokens(&mut self, request: &RequestView<'_>) -> Matched {
+        if !self.agreed.load(Ordering::Acquire) {
+            // Nothing of others' is used; the step is refused by name.
+            return Matched::Tokens(0);
+        }
         self.take_answers();
         // A master that came back may grant other leases.
         self.planner.set_answer_life(answer_life(&self.store));
@@ -266,6 +277,12 @@ impl SchedulerSide for StoreScheduler {
     }
 
     fn build_metadata(&mut self, plan: &StepPlan<'_>) -> Result<StepMetadata, ConnectorError> {
+        if !self.agreed.load(Ordering::Acquire) {
+            return Err(ConnectorError::OutOfOrder {
+                call: "build_metadata",
+                detail: "an engine with a sharing_group awaits agree first",
+            });
+        }
         self.planner.plan(plan)
     }
 

@@ -1,15 +1,20 @@
 //! Engines that find out in the pool whether they can share blocks.
 
+use std::time::Duration;
+
 use layercake_connector::ConnectorError;
 use layercake_connector::checks::Deployment;
+use layercake_connector::contract::{
+    Matched, RequestId, RequestView, SchedulerSide as _, StepPlan,
+};
 use layercake_connector::scheduler::StoreScheduler;
 use layercake_protocol::key::ObjectKey;
-use layercake_protocol::replica::ReplicateConfig;
+use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, deployment};
+use crate::cluster::{Cluster, deployment, hashes};
 use crate::rig::options;
 
 /// An engine that starts, on a client of its own.
@@ -21,6 +26,62 @@ async fn starts(
     let store = cluster.client().await;
     let scheduler = StoreScheduler::new(deployment, options(with), store, Handle::current());
     scheduler.expect("covered").agree().await
+}
+
+fn record(group: &str) -> ObjectKey {
+    ObjectKey::new(&format!("layercake/sharing-group/{group}")).expect("a key")
+}
+
+/// An engine that does not ask is not let off.
+// contract: connector-2
+#[tokio::test]
+async fn an_engine_of_a_group_plans_nothing_before_it_has_asked() {
+    let cluster = Cluster::start().await;
+    let (store, chat) = (cluster.client().await, json!({"sharing_group": "chat"}));
+    let deployment = deployment(1);
+    let scheduler = StoreScheduler::new(&deployment, options(&chat), store, Handle::current());
+    let mut scheduler = scheduler.expect("covered");
+    let (request, hashes) = (RequestId::from("r"), hashes(1, 2));
+    let view = RequestView {
+        request: &request,
+        tokens: 9,
+        hashes: &hashes,
+        computed: 0,
+    };
+    let nothing = StepPlan {
+        requests: &[],
+        preempted: &[],
+    };
+    assert_eq!(scheduler.matched_tokens(&view), Matched::Tokens(0));
+    let refused = scheduler.build_metadata(&nothing);
+    let refused = refused.expect_err("nobody asked").to_string();
+    assert!(
+        refused.contains("agree") && refused.contains("sharing_group"),
+        "{refused}"
+    );
+    scheduler.agree().await.expect("the first of its group");
+    assert_eq!(scheduler.matched_tokens(&view), Matched::NotKnownYet);
+    let metadata = scheduler.build_metadata(&nothing);
+    assert_eq!(metadata.expect("a plan").step, 1);
+}
+
+/// An engine that was lost while it recorded holds others up for no longer than the master keeps its reservation.
+// contract: connector-2
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_record_that_is_never_ended_is_replaced() {
+    let soon = Duration::from_secs(1);
+    let cluster = Cluster::configured(16 << 20, |config| config.state.discard_after = soon).await;
+    let lost = cluster.client().await;
+    let puts = vec![PutStart::new(record("chat"), 64)];
+    let config = ReplicateConfig::default();
+    let started = lost.start_puts(puts, &config, Recency::default()).await;
+    assert!(started[0].is_ok(), "{started:?}");
+    let chat = json!({"sharing_group": "chat"});
+    let second = starts(&cluster, &deployment(1), &chat).await;
+    second.expect("it records in the other's place");
+    let other = starts(&cluster, &deployment(2), &chat).await;
+    let other = other.expect_err("it differs").to_string();
+    assert!(other.contains("tensor_parallel_size"), "{other}");
 }
 
 // contract: connector-2
@@ -56,19 +117,19 @@ async fn engines_of_one_group_that_differ_are_refused_by_name_at_start_up() {
         .expect("the first of its group");
     starts(&cluster, &other, &json!({})).await.expect("of none");
 
-    // What is no identity is not taken for one.
-    let key = ObjectKey::new("layercake/sharing-group/odd").expect("a key");
+    // What is no identity is not taken for one, nor one of another release.
     let store = cluster.client().await;
-    let put = store
-        .put_bytes(&[(key, b"{}")], &ReplicateConfig::default())
-        .await;
-    assert!(put[0].is_ok());
-    let odd = starts(&cluster, &first, &json!({"sharing_group": "odd"})).await;
-    assert!(
-        odd.expect_err("not an identity")
-            .to_string()
-            .contains("sharing-group/odd")
-    );
+    for (text, reason) in [("{}", "no record"), (r#"{"version": 7}"#, "of version 7")] {
+        store.remove(&[record("odd")], true).await;
+        let put = [(record("odd"), text.as_bytes())];
+        let put = store.put_bytes(&put, &ReplicateConfig::default()).await;
+        assert!(put[0].is_ok());
+        let odd = starts(&cluster, &first, &json!({"sharing_group": "odd"})).await;
+        let odd = odd.expect_err("not an identity").to_string();
+        for part in ["sharing-group/odd", reason] {
+            assert!(odd.contains(part), "{odd}");
+        }
+    }
 
     // A store that can't say is told of, not ignored.
     let scheduler = StoreScheduler::new(&first, options(&chat), store, Handle::current());
