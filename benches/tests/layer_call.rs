@@ -14,9 +14,9 @@ use anyhow::Result;
 
 /// What a batch of the transport may ask for: its pieces, their results, and its handle.
 const BATCH: f64 = 4.0;
-/// What a layer call may ask for beyond that. Four or so for its handles and answers; on a slow machine a layer is moved in
-/// several calls. Of 64 blocks: so no block and no piece asks for any.
-const MOST: f64 = 32.0;
+/// What a layer call may ask for beyond that. Four or so for its handles and answers. Of 64 blocks: so no block and no piece
+/// asks for any.
+const MOST: f64 = 16.0;
 
 #[test]
 fn a_layer_call_asks_for_no_memory_per_block() -> Result<()> {

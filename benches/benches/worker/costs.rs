@@ -5,6 +5,7 @@
 //! the whole process, in which master and node have little to do between starts and ends.
 
 use std::future::poll_fn;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -200,8 +201,11 @@ impl Bench {
         let runtime = runtime(1)?;
         let store = cluster.client(&runtime)?;
         let cache = Cache::new(&store, layers, entry, BLOCKS)?;
+        // A layer is one call: only calls that fill more than half of the limit are cut where they take long.
+        let rows = NonZeroUsize::new(usize::try_from(4 * BLOCKS)?).context("there are blocks")?;
         let options = Options {
             decline_slow_loads: false,
+            max_transfer_blocks: rows,
             ..Options::default()
         };
         let worker = cache.worker(&store, &runtime, options)?;
