@@ -81,7 +81,7 @@ impl PlainCopy {
 
 /// Does all of this at once, each on a thread of its own that is there and awake before the clock starts, and
 /// returns the time until the last one was done.
-fn at_once<R: Send>(works: Vec<impl FnOnce() -> R + Send>) -> (Duration, Vec<R>) {
+pub fn at_once<R: Send>(works: Vec<impl FnOnce() -> R + Send>) -> (Duration, Vec<R>) {
     let (ready, go) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let mut works = works.into_iter();

@@ -14,7 +14,7 @@ use std::num::NonZero;
 
 use anyhow::Result;
 use layercake_benches::driver::Safety;
-use layercake_benches::limits::{Pace, RawSockets};
+use layercake_benches::limits::{Pace, RawSockets, at_once};
 use layercake_benches::table::{Table, gigabytes_per_second, median};
 use layercake_transport::Direction;
 
@@ -89,12 +89,18 @@ impl Place {
         Ok(gigabytes_per_second(shape.bytes(), time))
     }
 
-    /// Fills the caches with what is nobody's, so that everybody's bytes come from memory, also if all of a shape
-    /// would fit there.
+    /// Has all processors fill their caches with what is nobody's, so that everybody's bytes come from memory, also
+    /// if all of a shape would fit there, and finds the processors awake.
     fn sweep(&self) {
         const LINE: usize = 64;
-        let lines = self.neutral.iter().step_by(LINE);
-        black_box(lines.map(|byte| u64::from(*byte)).sum::<u64>());
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let works = (0..cores).map(|_| {
+            || {
+                let lines = self.neutral.iter().step_by(LINE);
+                black_box(lines.map(|byte| u64::from(*byte)).sum::<u64>());
+            }
+        });
+        at_once(works.collect());
     }
 }
 
