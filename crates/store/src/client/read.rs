@@ -13,6 +13,7 @@
 //! belongs to the transfers until they are done, and the session's lease is kept until then.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::mem;
 use std::ops;
 use std::pin::Pin;
@@ -103,12 +104,11 @@ impl Future for Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        if let Some(call) = self.call.take() {
-            let rest = Self {
-                core: Arc::clone(&self.core),
-                call: Some(call),
-            };
-            self.core.background(async move { drop(rest.await) });
+        if let Some(mut call) = self.call.take() {
+            let core = Arc::clone(&self.core);
+            // Not as a call like this one: a runtime that is over drops it at once, and it would begin anew.
+            let rest = async move { poll_fn(|cx| call.poll_over(&core, cx)).await };
+            self.core.background(rest);
         }
     }
 }

@@ -1,14 +1,12 @@
 //! Writing ranges of put sessions.
 //!
-//! [`StoreClient::write_ranges`] hands all pieces of a call to the transport before it returns; the
-//! future only collects the results. A session's ranges that overlap ranges still under way (of an
-//! earlier call) wait for them, while the rest of the call goes on. Every replica gets every byte: a
-//! range is written when all replicas have it, with the same checksum.
+//! [`StoreClient::write_ranges`] hands all pieces of a call to the transport before it returns; the future only collects the
+//! results. A session's ranges that overlap ranges still under way (of an earlier call) wait for them, while the rest of
+//! the call goes on. Every replica gets every byte: a range is written when all replicas have it, with the same checksum.
 //!
-//! What was handed over together is a [`Round`]. Its results are noted in its sessions by whoever asks
-//! first: the call's own future, or an end or an overlapping call that has to wait for it. So nobody
-//! waits for a future that is not polled, but for one thing: ranges that had to wait begin only when
-//! their own future is polled.
+//! What was handed over together is a [`Round`]. Its results are noted in its sessions by whoever asks first: the call's own
+//! future, or an end or an overlapping call that has to wait for it. So nobody waits for a future that is not polled, but
+//! for one thing: ranges that had to wait begin only when their own future is polled.
 //!
 //! All that a round needs lies in a [`WriteCall`], whose memory serves call after call.
 //!
@@ -79,13 +77,13 @@ impl StoreClient {
         for (index, write) in writes.enumerate() {
             answers.push(call.admit(index, write).err().map(Err));
         }
-        let waiting = call.take_waiting();
         Writing {
             core: Arc::clone(core),
             answers,
+            waiting: call.take_waiting(),
             round: Some(Round::submit(core, call)),
-            waiting,
             turn: None,
+            left: false,
         }
     }
 }
@@ -101,6 +99,8 @@ pub struct Writing {
     waiting: Option<Box<WriteCall>>,
     /// Waits until some of that may run.
     turn: Option<Turn>,
+    /// In the background already. A runtime that is over drops it there at once: then it must not begin anew.
+    left: bool,
 }
 
 type Turn = Pin<Box<dyn Future<Output = (Box<WriteCall>, Vec<(usize, StoreError)>)> + Send + Sync>>;
@@ -139,13 +139,15 @@ impl Future for Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        if self.round.is_some() || self.waiting.is_some() || self.turn.is_some() {
+        let over = self.round.is_none() && self.waiting.is_none() && self.turn.is_none();
+        if !over && !self.left {
             let rest = Self {
                 core: Arc::clone(&self.core),
                 answers: mem::take(&mut self.answers),
                 round: self.round.take(),
                 waiting: self.waiting.take(),
                 turn: self.turn.take(),
+                left: true,
             };
             self.core.background(async move { drop(rest.await) });
         }

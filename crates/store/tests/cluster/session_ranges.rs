@@ -2,7 +2,7 @@
 
 use layercake_protocol::error::Refusal;
 use layercake_protocol::replica::{PutStart, Recency};
-use layercake_store::{Range, RangeWrite, StoreClient};
+use layercake_store::{Range, RangeRead, RangeWrite, StoreClient};
 
 use crate::common::{
     Cluster, KIB, OneKey as _, Spec, Via, buffer, fresh_key, one, one_replica, pattern, refusal,
@@ -270,4 +270,38 @@ async fn headers_of_even_and_of_uneven_rows_are_read_whole() {
         assert_eq!(done.verified, session.size());
         assert_eq!(read, bytes);
     }
+}
+
+/// Who goes when its runtime is gone already leaves nothing behind that begins again and again.
+#[test]
+fn calls_that_outlive_their_runtime_end_with_it() {
+    let servers = tokio::runtime::Runtime::new().expect("a runtime");
+    let (cluster, reader) = servers.block_on(cluster(Via::Tcp));
+    let (key, size) = (fresh_key(), 64 * KIB);
+    servers.block_on(reader.store(&key, &pattern(1, size)));
+    let theirs = tokio::runtime::Runtime::new().expect("a runtime");
+    let client = theirs.block_on(cluster.client());
+    let put = theirs.block_on(client.start_put(&fresh_key(), size));
+    let put = put.expect("there is room");
+    let get = theirs.block_on(client.start_get(&key)).expect("stored");
+    let memory = buffer(client.engine(), pattern(2, size));
+    let ranges = || {
+        vec![Range {
+            offset: 0,
+            local: whole(&memory),
+        }]
+    };
+    let [first, second] = [(); 2].map(|()| {
+        client.write_ranges([RangeWrite {
+            session: &put,
+            ranges: ranges(),
+        }])
+    });
+    let read = client.read_ranges([RangeRead {
+        session: &get,
+        ranges: ranges(),
+    }]);
+    drop(theirs);
+    // The second one had to wait.
+    drop((read, second, first, put, get, client));
 }
