@@ -159,6 +159,7 @@ where
         if let Some(work) = self.work.take() {
             let rest = async move { drop(work.await) };
             self.core.orphans.spawn_on(rest, &self.core.runtime);
+            self.core.link.mind_calls();
         }
     }
 }

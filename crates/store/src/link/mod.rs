@@ -62,7 +62,7 @@ use layercake_protocol::key::Tenant;
 use layercake_protocol::wire;
 use layercake_protocol::wire::client_frame::Request as Body;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::DropGuard;
 
 use self::connection::{Connection, Request, Response};
@@ -202,19 +202,26 @@ impl MasterLink {
         let until = Instant::now() + deadline;
         let last = shared.status();
         shared.set_status(Status::Closed);
-        if let Status::Up(connection) = last
-            && self.tell_doubts(&connection, until).await
-        {
-            let request = self.once(Body::Leave(wire::LeaveRequest {}));
-            // Best effort: without it the member's time to live ends it.
-            let answer = connection.ask(shared.next_request(), &request, until).await;
-            if !matches!(answer, Ok(Response::Done(_))) {
-                tracing::debug!(?answer, "left without the master's answer");
+        if let Status::Up(connection) = last {
+            let leaving = async {
+                if !self.tell_doubts(&connection, until).await {
+                    return;
+                }
+                let request = self.once(Body::Leave(wire::LeaveRequest {}));
+                // Best effort: without it the member's time to live ends it.
+                let answer = connection.ask(shared.next_request(), &request, until).await;
+                if !matches!(answer, Ok(Response::Done(_))) {
+                    tracing::debug!(?answer, "left without the master's answer");
+                }
+            };
+            // Nobody leads on a link that is closed, and who led would have looked at the deadline.
+            if timeout_at(until, leaving).await.is_err() {
+                tracing::debug!("left without the master's answer in time");
             }
         }
         shared.cancel.cancel();
         shared.tracker.close();
-        tokio::time::timeout_at(until, shared.tracker.wait())
+        timeout_at(until, shared.tracker.wait())
             .await
             .map_err(|_| StoreError::Timeout {
                 what: "the link to the master",
@@ -239,6 +246,16 @@ impl MasterLink {
             }
         }
         true
+    }
+
+    /// Has the link's own tasks look after calls that were made by a thread which led, and wait elsewhere from now on.
+    pub(crate) fn mind_calls(&self) {
+        if let Status::Up(connection) = self.shared().status() {
+            connection.be_swept();
+            if let Some(lane) = connection.lane() {
+                lane.reader.call_back();
+            }
+        }
     }
 
     fn shared(&self) -> &Shared {

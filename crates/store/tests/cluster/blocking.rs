@@ -222,6 +222,29 @@ async fn threads_that_block_learn_at_once_that_the_master_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blocking_close_ends_at_its_deadline_though_the_master_says_nothing() {
+    let cluster = start().await;
+    let proxy = Proxy::start(cluster.master.address).await;
+    let mut config = config(proxy.address);
+    // Nothing else finds out within the test.
+    (config.timeouts.call, config.timeouts.ping) = (PATIENCE * 2, PATIENCE * 2);
+    let link = connected(config).await;
+    assert!(link.uses_lane());
+    proxy.down(Flow::Held);
+    let closing = link.clone();
+    let closed = blocking(move |runtime| {
+        closing.block_on(runtime, closing.close(Duration::from_millis(100)))
+    });
+    // Its tasks may end after it.
+    let closed = closed.await;
+    assert!(
+        matches!(closed, Ok(()) | Err(StoreError::Timeout { .. })),
+        "{closed:?}"
+    );
+    assert!(matches!(link.state(), LinkState::Closed));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blocking_call_ends_at_its_deadline_and_over_grpc_it_works_as_well() {
     let cluster = start().await;
     let proxy = Proxy::start(cluster.master.address).await;
