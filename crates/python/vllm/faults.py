@@ -165,7 +165,7 @@ def master_restarts(lab, options):
     }
 
 
-def killed_during(lab, options, on_failure, replicas):
+def killed_during(lab, options, which, on_failure, replicas):
     lab.start_master()
     for _ in range(replicas):
         lab.start_lender()
@@ -184,12 +184,13 @@ def killed_during(lab, options, on_failure, replicas):
     if warm["hit_tokens"] == 0 or loads < 4:
         raise Broken(f"{loads} loads and {warm['hit_tokens']} tokens from the store even before the kill")
     forget(engine)
-    engine.ask("arm", (lab.lenders[-1].pid, max(2, loads // 4)))
+    victim = lab.lenders[-1] if which == "lender" else lab.master
+    engine.ask("arm", (victim.pid, max(2, loads // 4)))
     answer = engine.ask("generate", (many, options.output_tokens))
     seen = engine.ask("seen")
-    if lab.lenders[-1].poll() is None and seen["loads"] < loads // 4:
+    if victim.poll() is None and seen["loads"] < loads // 4:
         raise Broken(f"the kill never came: {seen['loads']} loads")
-    lab.lenders[-1].wait(10)
+    victim.wait(10)
     after = again(engine, many, options)
     failed, wrong = compare(cold, answer)
     failed_after, wrong_after = compare(cold, after)
@@ -211,10 +212,11 @@ EXPERIMENTS = {
     "lender-before": (lambda lab, options: killed_before(lab, options, "lender"), 0),
     "master-before": (lambda lab, options: killed_before(lab, options, "master"), 0),
     "master-restarts": (master_restarts, 0),
-    "lender-during": (lambda lab, options: killed_during(lab, options, "recompute", 1), 0),
+    "lender-during": (lambda lab, options: killed_during(lab, options, "lender", "recompute", 1), 0),
+    "master-during": (lambda lab, options: killed_during(lab, options, "master", "recompute", 1), 0),
     # Those that vLLM had looked up before the kill; later ones must find the store empty.
-    "lender-during-fail": (lambda lab, options: killed_during(lab, options, "fail", 1), "exposed"),
-    "replicas": (lambda lab, options: killed_during(lab, options, "fail", 2), 0),
+    "lender-during-fail": (lambda lab, options: killed_during(lab, options, "lender", "fail", 1), "exposed"),
+    "replicas": (lambda lab, options: killed_during(lab, options, "lender", "fail", 2), 0),
 }
 
 

@@ -248,13 +248,6 @@ fn auto_costs_no_more_than_the_best_fixed_depth() {
                 all[3].total(),
                 all[46].total()
             );
-            let least = all.iter().map(|cost| cost.waited).fold(f64::MAX, f64::min);
-            println!(
-                "EXPOSED {name} {kind} auto {} least {} ratio {}",
-                auto.waited,
-                least,
-                auto.waited / least
-            );
             assert!(
                 auto.total() <= best.total() * 1.05,
                 "{name}, {kind}: auto costs {}, depth {depth} {}",

@@ -62,7 +62,7 @@ pub(crate) struct StoreCore {
     pub(super) puts: PutTable,
     pub(super) gets: GetTable,
     pub(super) tasks: TaskTable,
-    pub(super) turns: Turns,
+    pub(crate) turns: Turns,
 }
 
 /// How a member stands.

@@ -3,51 +3,58 @@
 //! An upsert takes a key from whoever is writing it, another upsert included, which is then refused. Threads that
 //! replace one key at the same time would do so to each other; so each waits for those before it.
 //!
-//! Keys share a few locks. A call takes those of all its keys in ascending order, on the calling thread and not in
-//! a task. Whoever waits too long goes ahead: what happens then is as between two clients.
+//! A call takes the turns of all its keys at once or none, so that no two calls wait for each other, on the calling
+//! thread and not in a task. Whoever waits too long goes ahead: what happens then is as between two clients.
 
-use std::collections::BTreeSet;
-use std::hash::{BuildHasher, RandomState};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use layercake_protocol::key::ObjectKey;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
-/// Locks that keys share.
-const LOCKS: usize = 64;
-
-/// How long a call waits for others in all. A transfer has 30 s.
+/// How long a call waits for others. A transfer has 30 s.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The turns of a client.
-#[derive(Debug)]
-pub(super) struct Turns {
-    locks: [Mutex<()>; LOCKS],
-    hasher: RandomState,
-}
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self {
-            locks: [const { Mutex::new(()) }; LOCKS],
-            hasher: RandomState::new(),
-        }
-    }
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// Keys that are being replaced.
+    taken: Mutex<HashSet<ObjectKey>>,
+    given: Condvar,
 }
 
 impl Turns {
     /// Waits until nobody else replaces these keys. Others wait as long as the answer lives.
-    pub(super) fn take<'a>(
-        &self,
-        keys: impl Iterator<Item = &'a ObjectKey>,
-    ) -> Vec<MutexGuard<'_, ()>> {
+    pub(crate) fn take<'a>(&self, keys: impl Iterator<Item = &'a ObjectKey>) -> Turn<'_> {
         let until = Instant::now() + PATIENCE;
-        let hash = |key: &ObjectKey| self.hasher.hash_one(key.as_str());
-        let numbers = keys.filter_map(|key| usize::try_from(hash(key) % LOCKS as u64).ok());
-        let ascending: BTreeSet<usize> = numbers.collect();
-        let locks = ascending.into_iter().map(|number| &self.locks[number]);
-        locks
-            .filter_map(|lock| lock.try_lock_until(until))
-            .collect()
+        let mut keys: HashSet<ObjectKey> = keys.cloned().collect();
+        let mut taken = self.taken.lock();
+        while !taken.is_disjoint(&keys) {
+            if self.given.wait_until(&mut taken, until).timed_out() {
+                keys.clear();
+            }
+        }
+        taken.extend(keys.iter().cloned());
+        Turn { turns: self, keys }
+    }
+}
+
+/// The turn of a call.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    keys: HashSet<ObjectKey>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.keys.is_empty() {
+            return;
+        }
+        self.turns
+            .taken
+            .lock()
+            .retain(|key| !self.keys.contains(key));
+        self.turns.given.notify_all();
     }
 }

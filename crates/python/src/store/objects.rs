@@ -99,6 +99,7 @@ pub(super) fn put(
     let outcome = py.detach(|| {
         let client = core.client();
         if replace {
+            let _turn = core.turns.take(requests.iter().map(|request| &request.key));
             core.block(client.upsert(requests, config)).pop()
         } else {
             core.block(client.put(requests, config)).pop()

@@ -341,11 +341,12 @@ impl Live {
 impl Drop for Live {
     /// Whoever drops it may do with the memory what it likes when this returns; the rest needs nobody to wait.
     fn drop(&mut self) {
+        // First of all: whoever wants the name finds it here.
+        LEAVING.lock().push(Arc::clone(&self.peers));
         if !self.engine().unregister_all(CLOSE_WITHIN) {
             tracing::error!("memory of an engine that ends is still in use after {CLOSE_WITHIN:?}");
         }
         let peers = Arc::clone(&self.peers);
-        LEAVING.lock().push(Arc::clone(&peers));
         let handle = self.peers().handle();
         handle.spawn(async move {
             peers.close(Instant::now() + CLOSE_WITHIN).await;
