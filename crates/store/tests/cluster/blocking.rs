@@ -270,40 +270,6 @@ async fn a_blocking_call_ends_at_its_deadline_and_over_grpc_it_works_as_well() {
     }
 }
 
-#[test]
-fn a_blocking_call_after_a_pause_wakes_nobody_of_the_runtime() {
-    let runtime = |threads| {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let built = builder.worker_threads(threads).enable_all().build();
-        built.expect("a runtime")
-    };
-    // Of the link there is one thread, whose turns count.
-    let (others, own) = (runtime(1), runtime(1));
-    // Heartbeats don't come in between.
-    let spec = Spec::new(Via::Local).ttl(PATIENCE * 10);
-    let cluster = others.block_on(spec.start());
-    for local_lane in [true, false] {
-        let mut config = config(cluster.master.address);
-        config.local_lane = local_lane;
-        config.timeouts.ping_every = PATIENCE;
-        let link = own.block_on(connected(config));
-        let turns = || own.metrics().worker_park_count(0);
-        let pause = |ms| others.block_on(async { sleep(Duration::from_millis(ms)).await });
-        let is_left_alone = || {
-            // Long enough for what goes on after a call to end. Where it is not, the next one is looked at.
-            pause(250);
-            let before = turns();
-            let keys = [key("k")];
-            let asked = link.block_on(own.handle(), link.exists(&Exists::readable(&keys)));
-            assert!(asked.is_ok());
-            // One who was woken has gone to sleep again.
-            pause(20);
-            turns() == before
-        };
-        assert!((0..20).any(|_| is_left_alone()), "{local_lane}");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blocking_call_ends_at_its_deadline_however_often_its_thread_is_woken() {
     let cluster = Spec::new(Via::Local).ttl(PATIENCE * 10).start().await;
