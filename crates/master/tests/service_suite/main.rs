@@ -5,6 +5,7 @@ mod common;
 mod door;
 mod lane;
 mod monitor;
+mod repeated;
 mod shutdown;
 mod stalls;
 mod stream;
