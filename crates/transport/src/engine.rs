@@ -21,7 +21,7 @@ use crate::memory::{Access, AllocateOptions, HostBuffer, Mark, Memory};
 use crate::shm::UnderWay;
 use crate::stats::Stats;
 use crate::tcp::TcpBackend;
-use crate::transfer::Transfer;
+use crate::transfer::{Kept, Transfer};
 use crate::transports::Transports;
 
 /// A transfer engine. See the module's and the crate's text.
@@ -170,6 +170,12 @@ impl Engine {
     /// Starts moving a batch. Never blocks, and never refuses for size: what does not fit into
     /// flight waits inside.
     pub fn submit(&self, batch: Batch) -> Transfer {
+        self.submit_keeping(batch, None)
+    }
+
+    /// As [`submit`](Self::submit), and keeps something until no byte of the batch moves any more: for who must know that also
+    /// where nobody is left to wait for the transfer.
+    pub fn submit_keeping(&self, batch: Batch, kept: Option<Kept>) -> Transfer {
         let context = &self.inner.core.context;
         let mut batch = batch;
         batch.checksum &= context.config.checksums;
@@ -178,6 +184,9 @@ impl Engine {
             context.config.deadlines.transfer,
             Arc::clone(&context.stats),
         );
+        if let Some(kept) = kept {
+            job.keep(kept);
+        }
         if !job.is_done() {
             self.inner.core.route(Arc::clone(&job), PieceSet::All, None);
         }

@@ -23,7 +23,7 @@ use crate::error::PieceError;
 use crate::lead::{self, Lead};
 use crate::memory::Pins;
 use crate::stats::{StatsTable, nanos};
-use crate::transfer::{Outcome, PieceDone};
+use crate::transfer::{Kept, Outcome, PieceDone};
 
 /// What a back end offers to those who wait for one of its jobs.
 pub(crate) trait WaitHelper: Send + Sync {
@@ -71,6 +71,8 @@ pub(crate) struct Job {
 #[derive(Default)]
 struct State {
     pins: Pins,
+    /// Until the job is done.
+    kept: Option<Kept>,
     wakers: Vec<Waker>,
 }
 
@@ -166,6 +168,7 @@ impl Job {
             helper: OnceLock::new(),
             state: Mutex::new(State {
                 pins,
+                kept: None,
                 wakers: Vec::new(),
             }),
             changed: Condvar::new(),
@@ -188,6 +191,14 @@ impl Job {
             deadline: None,
         };
         Self::with_slots(batch, 1, deadline, stats, Pins::new())
+    }
+
+    /// Keeps this until no byte moves any more.
+    pub(crate) fn keep(&self, kept: Kept) {
+        let mut state = self.state.lock();
+        if !self.is_done() {
+            state.kept = Some(kept);
+        }
     }
 
     pub(crate) fn pieces(&self) -> &[Piece] {
@@ -311,12 +322,13 @@ impl Job {
 
     fn complete(&self, now: Option<Instant>) {
         self.record(now);
-        let wakers = {
+        let (kept, wakers) = {
             let mut state = self.state.lock();
             drop(std::mem::take(&mut state.pins));
             self.done.store(true, Ordering::Release);
-            std::mem::take(&mut state.wakers)
+            (state.kept.take(), std::mem::take(&mut state.wakers))
         };
+        drop(kept);
         self.changed.notify_all();
         for waker in wakers {
             waker.wake();

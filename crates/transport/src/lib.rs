@@ -48,4 +48,4 @@ pub use memory::{
     Access, AllocateOptions, HostBuffer, LocalSlice, Memory, RegionDescriptor, TAG_GRANULE,
 };
 pub use stats::{OperationStats, Stats};
-pub use transfer::{Ended, Outcome, PieceDone, Transfer};
+pub use transfer::{Ended, Kept, Outcome, PieceDone, Transfer};

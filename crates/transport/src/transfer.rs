@@ -4,6 +4,7 @@
 //! and it stays the same once it is there. Dropping the handle changes nothing about the transfer:
 //! its pieces run on, and the memory that they touch is kept until they are done.
 
+use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,6 +14,10 @@ use std::time::{Duration, Instant};
 use crate::config::TransportKind;
 use crate::error::PieceError;
 use crate::job::Job;
+
+/// Something that lives until no byte of a transfer moves any more, whatever becomes of those who wait for it. Its end may come on
+/// a thread that moves bytes: it must be short, and wait for nothing.
+pub type Kept = Arc<dyn Any + Send + Sync>;
 
 /// A piece whose bytes have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

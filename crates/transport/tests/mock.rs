@@ -263,3 +263,46 @@ fn the_batch_deadline_runs_in_virtual_time() {
     network.run_until_idle();
     assert!(long.poll().is_some_and(|outcome| outcome.is_ok()));
 }
+
+#[test]
+fn what_a_transfer_keeps_lives_until_its_bytes_have_moved_also_if_nobody_waits() {
+    let network = manual(9);
+    let (a, b) = (start(&network), start(&network));
+    let (local, remote) = (memory(&a, 64), memory(&b, 64));
+    let region = remote.region();
+    let submit = |len: u64, kept: Arc<()>| {
+        let slice = RemoteSlice {
+            region: region.region,
+            capability: region.capability,
+            offset: 0,
+            len,
+            generation: None,
+        };
+        let batch = Batch {
+            peer: Arc::new(b.endpoint().clone()),
+            direction: Direction::Read,
+            pieces: vec![Piece {
+                local: local.slice(0, 64).expect("inside"),
+                remote: slice,
+            }],
+            checksum: false,
+            deadline: None,
+        };
+        a.submit_keeping(batch, Some(kept))
+    };
+    remote.copy_in(0, &[7; 64]).expect("inside");
+    let kept = Arc::new(());
+    let transfer = submit(64, Arc::clone(&kept));
+    drop(submit(64, Arc::clone(&kept)));
+    assert_eq!(Arc::strong_count(&kept), 3);
+    network.run_until_idle();
+    let mut bytes = [0; 64];
+    local.copy_out(0, &mut bytes).expect("inside");
+    assert_eq!(bytes, [7; 64]);
+    assert_eq!(Arc::strong_count(&kept), 1, "a handle keeps nothing");
+    assert!(transfer.is_done());
+    // One that is over at once.
+    let refused = submit(63, Arc::clone(&kept));
+    assert_eq!(error(&refused), Some(PieceError::LengthMismatch));
+    assert_eq!(Arc::strong_count(&kept), 1);
+}

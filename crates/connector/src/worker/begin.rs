@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::StoreWorker;
-use super::board::{Board, Receiving};
+use super::board::{Board, Loading, Receiving};
 use super::caches::Caches;
 use super::receiver::LoadJob;
 use super::step::Step;
@@ -136,7 +136,7 @@ impl StoreWorker {
             receiving: Receiving(Arc::clone(&board), Arc::clone(&self.shared.counters)),
             rows: loads.rows,
             ready,
-            loading: self.shared.begin_loading(),
+            loading: Loading::begin(&board, &self.shared.loading),
         };
         // A job that is not taken is dropped, which publishes its blocks as invalid.
         self.loads_queue.push(job, &mut self.patience());

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::busy::Busy;
 use crate::contract::{BlockId, LayerReady};
@@ -28,12 +28,15 @@ struct State {
     loads: Convergence,
     /// Calls that are under way.
     flights: Busy,
+    /// Those of them that nobody sees through: they end when nothing of the job moves any more.
+    left: usize,
 }
 
 /// A call that is under way, or about to be.
 pub(crate) struct Flight {
     board: Arc<Board>,
     rests: bool,
+    left: bool,
 }
 
 impl Board {
@@ -42,6 +45,7 @@ impl Board {
             state: Mutex::new(State {
                 loads: Convergence::new(rows, layers),
                 flights: Busy::default(),
+                left: 0,
             }),
             changed: Condvar::new(),
             cursor: watch::channel(0).0,
@@ -80,7 +84,19 @@ impl Board {
         Flight {
             board: Arc::clone(self),
             rests: false,
+            left: false,
         }
+    }
+
+    /// Nothing of the job is read any more: what was left has ended, too.
+    pub(crate) fn landed(&self) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        for _ in 0..std::mem::take(&mut state.left) {
+            state.flights.end(now);
+        }
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// For how long at least one call has been under way and did not rest.
@@ -141,13 +157,84 @@ impl Flight {
             turn(flights, Instant::now());
         }
     }
+
+    /// Its bytes may be under way, and nobody will hear when they are not. It ends with the job's [`Loading`].
+    pub(crate) fn leave(mut self) {
+        self.left = true;
+    }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
         self.rest(false);
-        self.board.state.lock().flights.end(Instant::now());
+        let mut state = self.board.state.lock();
+        if self.left {
+            state.left += 1;
+            return;
+        }
+        state.flights.end(Instant::now());
+        drop(state);
         self.board.changed.notify_all();
+    }
+}
+
+/// A job's reads may be under way as long as this lives: transfers keep it, so that it outlives all who wait for them.
+pub(crate) struct Loading {
+    board: Arc<Board>,
+    loads: Arc<Loads>,
+}
+
+impl Loading {
+    /// A job's reads may begin.
+    pub(crate) fn begin(board: &Arc<Board>, loads: &Arc<Loads>) -> Arc<Self> {
+        *loads.under_way.lock() += 1;
+        Arc::new(Self {
+            board: Arc::clone(board),
+            loads: Arc::clone(loads),
+        })
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.board.landed();
+        *self.loads.under_way.lock() -= 1;
+        self.loads.quiet.notify_all();
+        self.loads.told.notify_waiters();
+    }
+}
+
+/// Jobs whose reads may be under way.
+#[derive(Default)]
+pub(crate) struct Loads {
+    under_way: Mutex<usize>,
+    quiet: Condvar,
+    told: Notify,
+}
+
+impl Loads {
+    /// Waits until no reads are under way, but no longer than this. `false`: some are.
+    pub(crate) fn wait_quiet(&self, at_most: Duration) -> bool {
+        let until = Instant::now() + at_most;
+        let mut under_way = self.under_way.lock();
+        while *under_way > 0 {
+            if self.quiet.wait_until(&mut under_way, until).timed_out() {
+                break;
+            }
+        }
+        *under_way == 0
+    }
+
+    /// The same for a task, for as long as it takes.
+    pub(crate) async fn quiet(&self) {
+        loop {
+            // Counts from here on, polled or not.
+            let told = self.told.notified();
+            if *self.under_way.lock() == 0 {
+                return;
+            }
+            told.await;
+        }
     }
 }
 

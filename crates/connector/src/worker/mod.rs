@@ -193,10 +193,11 @@ impl StoreWorker {
     /// Waits until nothing is read into the engine's blocks any more, but no longer than this. `false`: something
     /// is. For an engine that goes on behind a [`Deadline`](ConnectorError::Deadline).
     pub fn wait_for_loads(&self, at_most: Duration) -> bool {
-        self.shared.wait_quiet(at_most)
+        self.shared.loading.wait_quiet(at_most)
     }
 
-    /// Saves what was handed over and ends the tasks. Waits for all of it as long as `deadline`.
+    /// Saves what was handed over and ends the tasks. Waits for all of it, and until nothing is read into the engine's
+    /// blocks any more, as long as `deadline`.
     pub async fn close(mut self, deadline: Duration) -> Result<(), ConnectorError> {
         // The tasks see it through; nothing waits here but for them.
         self.leave_step();
@@ -208,11 +209,12 @@ impl StoreWorker {
             self.damaged_queue.close();
             drop((&mut self.sender).await);
             drop((&mut self.remover).await);
+            self.shared.loading.quiet().await;
         };
         tokio::time::timeout(deadline, all)
             .await
             .map_err(|_| ConnectorError::Deadline {
-                what: "the end of the worker's tasks",
+                what: "the end of the worker's tasks and loads",
                 after: deadline,
             })
     }

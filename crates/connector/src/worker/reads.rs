@@ -5,7 +5,8 @@
 //! has room for a layer.
 //!
 //! A [`Call`] is driven by who asked for it, and its memory serves layer after layer. A call that reads from unfinished objects
-//! rests while nothing of what is left was written: that is no part of what a transfer takes.
+//! rests while nothing of what is left was written: that is no part of what a transfer takes. One that is dropped before it is over, as the runtime was shut
+//! down, counts as under way until its transfers have ended.
 
 use std::ops::Range as Span;
 use std::pin::Pin;
@@ -18,9 +19,9 @@ use layercake_store::{
     EarlyRead, EarlyReading, EarlySession, GetSession, Range, RangeRead, ReadDone, Reading,
     StoreError,
 };
-use layercake_transport::{LocalSlice, PieceError};
+use layercake_transport::{Kept, LocalSlice, PieceError};
 
-use super::board::Flight;
+use super::board::{Flight, Loading};
 use super::caches::{Part, Placed, Scratch};
 use super::receiver::LoadJob;
 use super::shared::Shared;
@@ -101,6 +102,8 @@ struct Guards {
     flight: Flight,
     /// None while it rests.
     passage: Option<Passage>,
+    /// Of the job.
+    loading: Arc<Loading>,
 }
 
 #[derive(Default)]
@@ -199,13 +202,17 @@ impl Call {
             };
             (&session_of(read.at).1, ranges)
         });
-        self.work = submit(shared, reads);
+        self.work = submit(shared, reads, &job.loading);
         let mut flight = job.receiving.0.take_off();
         self.early = matches!(self.work, Work::Early(_));
         flight.rest(self.early);
         self.moving = (!self.early).then_some(begun);
         let passage = (!self.early).then(|| shared.traffic.load());
-        self.guards = Some(Guards { flight, passage });
+        self.guards = Some(Guards {
+            flight,
+            passage,
+            loading: Arc::clone(&job.loading),
+        });
         true
     }
 
@@ -342,7 +349,18 @@ impl Call {
         }
         self.note_moving(shared, true);
         let within = std::mem::take(&mut self.within);
-        self.work = Work::Copying(Box::pin(copy(Arc::clone(shared), copies, within)));
+        let guards = self.guards.as_ref().expect("it is not over");
+        let kept: Kept = Arc::clone(&guards.loading) as _;
+        let copying = copy(Arc::clone(shared), copies, within, kept);
+        self.work = Work::Copying(Box::pin(copying));
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(guards) = self.guards.take() {
+            guards.flight.leave();
+        }
     }
 }
 
@@ -351,6 +369,7 @@ impl Call {
 fn submit<'a, P: Iterator<Item = Range>>(
     shared: &Shared,
     reads: impl Iterator<Item = (&'a Session, Ranges<P>)>,
+    loading: &Arc<Loading>,
 ) -> Work {
     let mut early = Vec::new();
     let complete = reads.filter_map(|(session, ranges)| match session {
@@ -363,24 +382,33 @@ fn submit<'a, P: Iterator<Item = Range>>(
             None
         }
     });
-    let reading = shared.store.read_ranges(complete);
+    let kept: Kept = Arc::clone(loading) as _;
+    let reading = shared
+        .store
+        .read_ranges_keeping(complete, Some(Arc::clone(&kept)));
     if early.is_empty() {
         return Work::Reading(reading);
     }
     // None of them is complete.
     drop(reading);
     let within = shared.options.layer_timeout / 2;
-    Work::Early(shared.store.read_early(early, within))
+    Work::Early(shared.store.read_early(early, within, Some(kept)))
 }
 
 /// Copies from slots to the blocks that need the same. The positions of rows that it failed for.
-async fn copy(shared: Arc<Shared>, copies: Vec<Copy>, within: Vec<(u64, u64)>) -> Vec<usize> {
+async fn copy(
+    shared: Arc<Shared>,
+    copies: Vec<Copy>,
+    within: Vec<(u64, u64)>,
+    kept: Kept,
+) -> Vec<usize> {
     let len: u64 = within.iter().map(|(_, len)| len).sum();
     let mut failed = Vec::new();
     for copy in copies {
         let begun = Instant::now();
         let targets = copy.targets.len() as u64;
-        if copy.slot.copy(copy.targets, &within).await {
+        let copying = copy.slot.copy(copy.targets, &within, Arc::clone(&kept));
+        if copying.await {
             let seconds = begun.elapsed().as_secs_f64();
             shared.fanout.lock().note_local(len * targets, seconds);
         } else {

@@ -23,12 +23,12 @@ use layercake_store::{GetOptions, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::board::Receiving;
+use super::board::{Loading, Receiving};
 use super::caches::{Caches, Part, Scratch};
 use super::queue::Queue;
 use super::reads::{Call, Session};
 use super::remover::{self, Damaged};
-use super::shared::{Loading, Shared, reached};
+use super::shared::{Shared, reached};
 use super::staging::Staging;
 use crate::audit::{Moved, Operation};
 use crate::batcher::CallReport;
@@ -48,8 +48,8 @@ pub(crate) struct LoadJob {
     pub(crate) rows: Vec<LoadRow>,
     /// Earlier computation no longer uses the blocks.
     pub(crate) ready: Event,
-    /// Goes last, when nothing is read any more.
-    pub(crate) loading: Loading,
+    /// Its reads keep it, too.
+    pub(crate) loading: Arc<Loading>,
 }
 
 /// Calls that are under way. Whatever becomes of who waits for them, they are seen through.
@@ -131,7 +131,6 @@ pub(super) async fn run(
         // None outlives the job, also where it was left.
         shared.open_gets.store(0, Ordering::Relaxed);
         remover::leave(&remover, load.damaged.into_inner());
-        drop(job.loading);
     }
 }
 

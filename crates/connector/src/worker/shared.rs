@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
+use super::board::Loads;
 use super::caches::Part;
 use super::observer::{LayerTransfer, TransferObserver};
 use super::sender::SaveStep;
@@ -50,21 +51,10 @@ pub(crate) struct Shared {
     pub(crate) traffic: Arc<Traffic>,
     /// Sessions that are open on objects to load.
     pub(crate) open_gets: AtomicUsize,
+    /// Jobs whose reads may be under way.
+    pub(crate) loading: Arc<Loads>,
     tracker: Mutex<Tracker<ObjectKey>>,
     settled: Condvar,
-    /// Jobs whose reads may be under way.
-    loading: Mutex<usize>,
-    quiet: Condvar,
-}
-
-/// A job's reads may be under way as long as this lives.
-pub(crate) struct Loading(Arc<Shared>);
-
-impl Drop for Loading {
-    fn drop(&mut self) {
-        *self.0.loading.lock() -= 1;
-        self.0.quiet.notify_all();
-    }
 }
 
 impl Shared {
@@ -94,29 +84,10 @@ impl Shared {
             saves_told: Notify::new(),
             traffic: Arc::default(),
             open_gets: AtomicUsize::new(0),
+            loading: Arc::default(),
             tracker: Mutex::new(Tracker::default()),
             settled: Condvar::new(),
-            loading: Mutex::new(0),
-            quiet: Condvar::new(),
         }
-    }
-
-    /// Reads begin.
-    pub(crate) fn begin_loading(self: &Arc<Self>) -> Loading {
-        *self.loading.lock() += 1;
-        Loading(Arc::clone(self))
-    }
-
-    /// Waits until no reads are under way, but no longer than this. `false`: some are.
-    pub(crate) fn wait_quiet(&self, at_most: Duration) -> bool {
-        let until = Instant::now() + at_most;
-        let mut loading = self.loading.lock();
-        while *loading > 0 {
-            if self.quiet.wait_until(&mut loading, until).timed_out() {
-                break;
-            }
-        }
-        *loading == 0
     }
 
     /// The place of a block's object in its prefix, as look-ups count it: all ranks of a block together. So

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use layercake_store::Range;
 use layercake_transport::{
-    Access, AllocateOptions, Batch, Direction, Endpoint, Engine, LocalSlice, Memory, Piece,
+    Access, AllocateOptions, Batch, Direction, Endpoint, Engine, Kept, LocalSlice, Memory, Piece,
     RegionDescriptor, RemoteSlice,
 };
 use parking_lot::Mutex;
@@ -99,8 +99,14 @@ impl Slot {
             .collect()
     }
 
-    /// Copies the layer to these places, each a list of the layer's pieces. Whether all arrived.
-    pub(crate) async fn copy(self, targets: Vec<Vec<LocalSlice>>, within: &[(u64, u64)]) -> bool {
+    /// Copies the layer to these places, each a list of the layer's pieces. Whether all arrived. What is `kept` lives until
+    /// nothing is copied any more.
+    pub(crate) async fn copy(
+        self,
+        targets: Vec<Vec<LocalSlice>>,
+        within: &[(u64, u64)],
+        kept: Kept,
+    ) -> bool {
         let staging = &self.staging;
         let pieces = targets.into_iter().flat_map(|target| {
             target
@@ -117,13 +123,14 @@ impl Slot {
                     },
                 })
         });
-        let copied = staging.engine.submit(Batch {
+        let batch = Batch {
             peer: Arc::clone(&staging.own),
             direction: Direction::Read,
             pieces: pieces.collect(),
             checksum: false,
             deadline: None,
-        });
+        };
+        let copied = staging.engine.submit_keeping(batch, Some(kept));
         copied.await.is_ok()
     }
 }

@@ -7,6 +7,7 @@ mod ends;
 mod late;
 mod order;
 mod placement;
+mod quiet;
 mod random;
 mod restored;
 mod rig;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use layercake_protocol::endpoint::Endpoint;
 use layercake_transport::{
-    Batch, Direction, Ended, Engine, LocalSlice, Piece, PieceDone, PieceError, RemoteSlice,
+    Batch, Direction, Ended, Engine, Kept, LocalSlice, Piece, PieceDone, PieceError, RemoteSlice,
     Transfer, TransportKind,
 };
 use smallvec::SmallVec;
@@ -31,6 +31,7 @@ pub(crate) struct Fanout<T> {
     /// One for each peer: seldom more than one.
     parts: SmallVec<[Part<T>; 1]>,
     spare: Spare<T>,
+    kept: Option<Kept>,
 }
 
 #[derive(Debug)]
@@ -62,12 +63,18 @@ impl<T> Fanout<T> {
             checksum,
             parts: SmallVec::new(),
             spare: Spare::default(),
+            kept: None,
         }
     }
 
     /// The same in the memory of an earlier flight.
     pub(crate) fn reusing(self, spare: Spare<T>) -> Self {
         Self { spare, ..self }
+    }
+
+    /// The same, and what it keeps lives until nothing moves any more.
+    pub(crate) fn keeping(self, kept: Option<Kept>) -> Self {
+        Self { kept, ..self }
     }
 
     pub(crate) fn push(&mut self, target: &Target, local: LocalSlice, remote: RemoteSlice, tag: T) {
@@ -97,13 +104,14 @@ impl<T> Fanout<T> {
     /// Hands everything to the transport.
     pub(crate) fn submit(self, engine: &Engine) -> Flight<T> {
         let parts = self.parts.into_iter().map(|part| {
-            let transfer = engine.submit(Batch {
+            let batch = Batch {
                 peer: part.peer,
                 direction: self.direction,
                 pieces: part.pieces,
                 checksum: self.checksum,
                 deadline: Some(BASE_DEADLINE + Duration::from_secs(part.bytes / SLOWEST)),
-            });
+            };
+            let transfer = engine.submit_keeping(batch, self.kept.clone());
             (transfer, part.tags)
         });
         Flight {

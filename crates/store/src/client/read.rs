@@ -26,7 +26,7 @@ use layercake_protocol::header::{ReadPlan, Verified, VerifyError};
 use layercake_protocol::ids::SegmentId;
 use layercake_protocol::range::ByteRange;
 use layercake_protocol::replica::ObjectRef;
-use layercake_transport::{Direction, PieceDone, PieceError};
+use layercake_transport::{Direction, Kept, PieceDone, PieceError};
 
 use super::StoreClient;
 use super::core::{Core, now};
@@ -64,8 +64,23 @@ impl StoreClient {
     where
         R: IntoIterator<Item = Range>,
     {
+        self.read_ranges_keeping(reads, None)
+    }
+
+    /// As [`read_ranges`](Self::read_ranges), and keeps something until nothing is read into the local memory any more, whatever
+    /// becomes of the future and of the client's runtime. Its end may come on a thread that moves bytes: it must
+    /// be short, and wait for nothing.
+    pub fn read_ranges_keeping<'a, R>(
+        &self,
+        reads: impl IntoIterator<Item = RangeRead<'a, R>>,
+        kept: Option<Kept>,
+    ) -> Reading
+    where
+        R: IntoIterator<Item = Range>,
+    {
         let core = self.core();
         let mut call = core.reads.take();
+        call.kept = kept;
         for read in reads {
             call.admit(read);
         }
@@ -138,6 +153,7 @@ pub(crate) struct ReadCall {
     open: usize,
     flight: Flight<Tag>,
     mismatches: Mismatches,
+    kept: Option<Kept>,
 }
 
 /// Bytes that did not fit their checksum, for one line in the log.
@@ -228,7 +244,7 @@ impl ReadCall {
     fn submit(&mut self, core: &Core) {
         let spare = mem::take(&mut self.flight).into_spare();
         let fanout = Fanout::new(Direction::Read, core.config.checksums);
-        let mut fanout = fanout.reusing(spare);
+        let mut fanout = fanout.reusing(spare).keeping(self.kept.clone());
         let open = self.entries.iter().zip(&self.plans).enumerate();
         for (at, (entry, plan)) in open.filter(|(_, (entry, _))| entry.answer.is_none()) {
             let ranges = &self.ranges[entry.ranges.clone()];
@@ -310,6 +326,7 @@ impl ReadCall {
         self.crcs.clear();
         self.open = 0;
         self.mismatches = Mismatches::default();
+        self.kept = None;
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use layercake_protocol::header::{ReadPlan, VerifyError};
 use layercake_protocol::range::ByteRange;
-use layercake_transport::{Direction, PieceDone, PieceError};
+use layercake_transport::{Direction, Kept, PieceDone, PieceError};
 use tokio::time::Instant;
 
 use super::look::{STALE, look_at};
@@ -58,13 +58,20 @@ impl StoreClient {
     /// An entry ends with [`StoreError::WriterGone`] when the object was given up, and with
     /// [`Refusal::Superseded`](layercake_protocol::error::Refusal::Superseded) when another took its place. An entry that fails leaves
     /// anything in its own local memory. Dropping the future ends the waiting; transfers under way end by themselves.
-    pub fn read_early(&self, reads: Vec<EarlyRead<'_>>, within: Duration) -> EarlyReading {
+    /// What is `kept` lives until they have.
+    pub fn read_early(
+        &self,
+        reads: Vec<EarlyRead<'_>>,
+        within: Duration,
+        kept: Option<Kept>,
+    ) -> EarlyReading {
         let moving = Arc::new(AtomicBool::new(false));
         let mut call = Call {
             client: self.clone(),
             answers: Vec::with_capacity(reads.len()),
             entries: Vec::with_capacity(reads.len()),
             within,
+            kept,
             moving: Arc::clone(&moving),
         };
         for read in reads {
@@ -117,6 +124,7 @@ struct Call {
     /// Those without an answer.
     entries: Vec<Entry>,
     within: Duration,
+    kept: Option<Kept>,
     /// Told to whoever awaits the call.
     moving: Arc<AtomicBool>,
 }
@@ -235,7 +243,8 @@ impl Call {
             complete,
             mut ready,
         } = self.due();
-        let mut fanout = Fanout::new(Direction::Read, true);
+        let fanout = Fanout::new(Direction::Read, true);
+        let mut fanout = fanout.keeping(self.kept.clone());
         for (index, ready) in ready.iter().enumerate() {
             self.entries[ready.at].push_pieces(index, ready, &mut fanout);
         }
@@ -246,7 +255,8 @@ impl Call {
             session,
             ranges: self.entries[*at].ranges.clone(),
         });
-        let whole = self.client.read_ranges(reads);
+        let kept = self.kept.clone();
+        let whole = self.client.read_ranges_keeping(reads, kept);
         early
             .land(|(index, piece): (usize, usize), result| ready[index].landed(piece, result))
             .await;
