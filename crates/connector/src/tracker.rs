@@ -355,12 +355,6 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         self.unsettled.get(request).copied().unwrap_or(0)
     }
 
-    /// Whether a put of a request may still read its blocks. One whose commit has begun does not.
-    pub fn may_read(&self, request: &RequestId) -> bool {
-        let mut puts = self.puts.values();
-        puts.any(|put| put.owner == *request && put.state == PutState::Open)
-    }
-
     /// Whether nothing is open and nobody is known.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty() && self.puts.is_empty() && self.epochs.is_empty()

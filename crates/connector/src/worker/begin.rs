@@ -72,12 +72,10 @@ impl StoreWorker {
             self.stuck = None;
         }
         if !self.shared.wait_settled(&fence.restored, patience) {
-            // What is not read by now is lost: its blocks are written again. A commit that is under way needs them no more.
+            // What is not committed by now is lost: its blocks are void, and are written again.
             self.shared.tracker(|tracker| {
                 for request in &fence.restored {
-                    if tracker.may_read(request) {
-                        tracker.cancel(request);
-                    }
+                    tracker.cancel(request);
                 }
             });
         }
