@@ -29,11 +29,22 @@ pub struct WorkerResults {
 pub struct Absorbed {
     /// Requests whose blocks may be freed now.
     pub free: Vec<RequestId>,
-    /// Requests to be cut to so many tokens and computed again from there.
+    /// Every rank is through with every step up to this one, and whoever computed from void blocks in them has been
+    /// named. What they computed may be handed out: sampled tokens, the end of a request, loaded blocks to others.
+    pub confirmed: u64,
+    /// Requests to be cut to so many tokens and computed again from there. What was sampled for them in the steps that
+    /// have just been confirmed, or in later ones, is dropped.
     pub recompute: Vec<(RequestId, u64)>,
     /// Requests that failed by policy, each with the number of its tokens whose cache is good. The engine ends
     /// them with [`request_finished`](super::SchedulerSide::request_finished) like any other.
     pub failed: Vec<(RequestId, u64)>,
+}
+
+impl Absorbed {
+    /// Whether nothing is asked of the engine.
+    pub fn is_empty(&self) -> bool {
+        self.free.is_empty() && self.recompute.is_empty() && self.failed.is_empty()
+    }
 }
 
 /// A layer is there, as far as it can be.

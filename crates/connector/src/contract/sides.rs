@@ -84,7 +84,8 @@ pub trait SchedulerSide {
     /// The request has ended, for whatever reason.
     fn request_finished(&mut self, request: &RequestId) -> FreeBlocks;
 
-    /// What the workers said after a step: one entry per rank, in any order.
+    /// What the workers said after steps: an entry per rank and step, all of a step at once or apart. Each step counts
+    /// once its last rank has spoken ([`Absorbed::confirmed`]).
     fn absorb(&mut self, results: &[WorkerResults]) -> Absorbed;
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use layercake_protocol::ids::Epoch;
 
+use super::reports::Void;
 use crate::contract::{BlockHash, BlockId, ScheduledRequest, TableUpdate};
 use crate::error::ConnectorError;
 use crate::request::{Limits, RequestMachine};
@@ -12,12 +13,12 @@ use crate::stats::{Counters, MissReason};
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) machine: RequestMachine,
-    /// As the workers know it, and under which attempt.
+    /// As the workers know it, and under which attempt; what is left of it for the next attempt, if that has not begun.
     pub(super) table: Vec<BlockId>,
     pub(super) told: Option<u32>,
-    /// Since which step the workers have this attempt.
-    pub(super) since_step: u64,
-    /// Tokens that are in the cache when the last planned step ends.
+    /// Since which step it has each of these blocks.
+    since: Vec<u64>,
+    /// Tokens that are in the cache when the last planned step ends, or that the next attempt begins with.
     pub(super) end: u64,
     pub(super) epoch: Epoch,
     /// Tokens that `matched_tokens` answered, and those that the engine had itself then.
@@ -41,7 +42,7 @@ impl Entry {
             machine: RequestMachine::new(limits),
             table: Vec::new(),
             told: None,
-            since_step: 0,
+            since: Vec::new(),
             end: 0,
             epoch: Epoch::UNSET,
             offered: 0,
@@ -54,12 +55,14 @@ impl Entry {
         }
     }
 
-    /// The next attempt begins with so many blocks that are still good.
-    pub(super) fn start_over(&mut self, blocks: usize) {
+    /// The next attempt begins with so many blocks of `size` tokens that are still good.
+    pub(super) fn start_over(&mut self, blocks: usize, size: u64) {
         self.settled = self.settled.min(blocks);
         self.offered = 0;
         self.hit.clear();
-        self.end = 0;
+        self.table.truncate(blocks);
+        self.since.truncate(blocks);
+        self.end = blocks as u64 * size;
     }
 
     /// Refuses a step that counts tokens as cached which no load would bring.
@@ -106,20 +109,35 @@ impl Entry {
         }
     }
 
-    /// What the workers need to know the table.
-    pub(super) fn tell(&mut self, table: &[BlockId], attempt: u32) -> TableUpdate {
-        let grown = self.told == Some(attempt) && table.starts_with(&self.table);
-        let from = if grown { self.table.len() } else { 0 };
-        let blocks = table[from..].to_vec();
-        if !grown {
-            self.table.clear();
-        }
-        self.table.extend_from_slice(&blocks);
+    /// What the workers need to know the table, from this step on.
+    pub(super) fn tell(&mut self, table: &[BlockId], attempt: u32, step: u64) -> TableUpdate {
+        let same = self.table.iter().zip(table).take_while(|(a, b)| a == b);
+        let same = same.count();
+        let grown = self.told == Some(attempt) && same == self.table.len();
+        let from = if grown { same } else { 0 };
+        self.table.truncate(same);
+        self.table.extend_from_slice(&table[same..]);
+        self.since.truncate(same);
+        self.since.resize(table.len(), step);
         self.told = Some(attempt);
         TableUpdate {
             replace: !grown,
-            blocks,
+            blocks: table[from..].to_vec(),
         }
+    }
+
+    /// Whether it has had its first block since this step or before.
+    pub(super) fn began_by(&self, step: u64) -> bool {
+        self.since.first().is_some_and(|since| *since <= step)
+    }
+
+    /// The first of its blocks of `size` tokens that has been void while it had it, of those that it has computed or waits to
+    /// go on from.
+    pub(super) fn first_void(&self, void: &Void, size: u64) -> Option<usize> {
+        let used = usize::try_from(self.end.div_ceil(size)).unwrap_or(usize::MAX);
+        let blocks = self.table.iter().zip(&self.since).take(used);
+        let mut blocks = blocks.map(|(block, since)| void.get(block).is_some_and(|at| since <= at));
+        blocks.position(|void| void)
     }
 
     /// Counts blocks that are not loaded: each once in the request's life, under the first reason. All that was

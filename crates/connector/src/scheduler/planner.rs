@@ -16,7 +16,7 @@ use super::pays::{Payoff, prompt_tokens};
 use super::reports::Reports;
 use super::seen::Seen;
 use crate::contract::{
-    BlockHash, FreeBlocks, METADATA_VERSION, Matched, RequestId, RequestStep, RequestView,
+    BlockHash, BlockId, FreeBlocks, METADATA_VERSION, Matched, RequestId, RequestStep, RequestView,
     ScheduledRequest, Span, StepMetadata, StepPlan,
 };
 use crate::error::ConnectorError;
@@ -255,7 +255,10 @@ impl Planner {
             .collect();
         let loads = plan.requests.iter().zip(&requests);
         let loads = loads.flat_map(|(scheduled, part)| part.loaded(scheduled.table));
-        self.reports.planned(self.step, loads.collect());
+        let size = self.config.block_size.get();
+        let computed = plan.requests.iter().flat_map(|part| begun(part, size));
+        self.reports
+            .planned(self.step, loads.collect(), computed.copied());
         self.steps.push_back((self.step, prompt_tokens(plan)));
         if self.steps.len() > STEPS_REMEMBERED {
             self.steps.pop_front();
@@ -278,8 +281,7 @@ impl Planner {
         // One that has ended since is fenced all the same: its blocks are given to others already.
         self.preempted.insert(request.clone());
         if entry.machine.preempt() {
-            entry.start_over(0);
-            entry.table.clear();
+            entry.start_over(0, self.config.block_size.get());
             entry.saves = false;
         }
     }
@@ -328,10 +330,6 @@ impl Planner {
         entry.machine.schedule();
         let end = scheduled.computed.saturating_add(scheduled.scheduled);
         let attempt = entry.machine.attempt();
-        let first_chunk = entry.told != Some(attempt);
-        if first_chunk {
-            entry.since_step = self.step;
-        }
         let load = (external > 0).then(|| {
             let first = to_usize(scheduled.computed.saturating_sub(external) / size);
             // Checked: the hit goes so far.
@@ -351,7 +349,7 @@ impl Planner {
         let lost = self.config.restore && external == 0;
         let restore = if lost { scheduled.computed / size } else { 0 };
         let restore = u32::try_from(restore).unwrap_or(u32::MAX);
-        let table = entry.tell(scheduled.table, attempt);
+        let table = entry.tell(scheduled.table, attempt, self.step);
         entry.end = end;
         RequestStep {
             request: scheduled.request.clone(),
@@ -384,6 +382,14 @@ impl Planner {
             Some(false) | None => FreeBlocks::Delayed,
         }
     }
+}
+
+/// The blocks that a step computes from their first token on.
+fn begun<'a>(scheduled: &ScheduledRequest<'a>, size: u64) -> &'a [BlockId] {
+    let end = scheduled.computed.saturating_add(scheduled.scheduled);
+    let first = to_usize(scheduled.computed.div_ceil(size));
+    let end = to_usize(end.div_ceil(size)).min(scheduled.table.len());
+    scheduled.table.get(first..end).unwrap_or_default()
 }
 
 /// The blocks from `first` up to `end`; `None` if there are none.

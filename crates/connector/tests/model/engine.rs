@@ -1,13 +1,14 @@
 //! A paged engine with its own prefix cache, chunked prefill and preemption, driven by chance.
 
-use std::collections::BTreeMap;
+mod steps;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use layercake_connector::contract::{
-    Absorbed, BlockHash, BlockId, FreeBlocks, Matched, RequestId, RequestView, ScheduledRequest,
-    StepPlan,
+    BlockHash, BlockId, FreeBlocks, Matched, RequestId, RequestView, WorkerResults,
 };
 use layercake_connector::lookup::{Found, KeyState, Lookup};
 use layercake_connector::options::{FailurePolicy, Role};
@@ -22,6 +23,8 @@ use crate::world::{Draw, Seen, World};
 const SIZE: u64 = 4;
 const RANKS: usize = 2;
 const POOL: u64 = 24;
+/// Steps that are planned before the first of them is known on all ranks.
+const AHEAD: usize = 3;
 
 struct Request {
     id: RequestId,
@@ -33,6 +36,20 @@ struct Request {
     running: bool,
     /// It has been part of a step since it has its blocks.
     begun: bool,
+    /// Tokens that are known to be in the cache, and those after each step that is not known on all ranks.
+    good: u64,
+    steps: VecDeque<(u64, u64)>,
+    /// The last step that it was part of.
+    last: u64,
+}
+
+impl Request {
+    /// Cut back to so many tokens.
+    fn cut(&mut self, tokens: u64) {
+        self.computed = tokens;
+        self.good = self.good.min(tokens);
+        self.steps.clear();
+    }
 }
 
 pub(crate) struct Engine {
@@ -53,10 +70,18 @@ pub(crate) struct Engine {
     seen: Seen,
     /// Blocks are kept, and shared by requests with one prefix.
     shares: bool,
+    /// Steps overlap, ranks report apart, and some of their results are lost.
+    apart: bool,
+    /// What each rank has to report.
+    reports: Vec<VecDeque<WorkerResults>>,
+    /// What steps load that are not known on all ranks.
+    loading: BTreeMap<u64, Vec<BlockId>>,
+    /// Steps that are known on all ranks.
+    confirmed: u64,
 }
 
 impl Engine {
-    pub(crate) fn new(policy: FailurePolicy, restore: bool) -> Self {
+    pub(crate) fn new(policy: FailurePolicy, restore: bool, apart: bool) -> Self {
         let counters = Arc::new(Counters::default());
         let config = PlannerConfig {
             block_size: NonZeroU64::new(SIZE).expect("above 0"),
@@ -88,6 +113,10 @@ impl Engine {
             ended: 0,
             seen: Seen::default(),
             shares: !restore,
+            apart,
+            reports: vec![VecDeque::new(); RANKS],
+            loading: BTreeMap::new(),
+            confirmed: 0,
         }
     }
 
@@ -97,6 +126,8 @@ impl Engine {
             overdue: self.counters.snapshot().overdue_requests,
             hits: self.seen.hits,
             cut_back: self.seen.cut_back,
+            cut_ahead: self.seen.cut_ahead,
+            left: self.seen.left,
             delayed: self.seen.delayed,
             ..self.world.seen
         }
@@ -118,6 +149,9 @@ impl Engine {
             computed: 0,
             running: false,
             begun: false,
+            good: 0,
+            steps: VecDeque::new(),
+            last: 0,
         });
         self.arrived += 1;
     }
@@ -133,7 +167,7 @@ impl Engine {
         let request = &mut self.requests[at];
         request.running = false;
         request.begun = false;
-        request.computed = 0;
+        request.cut(0);
         self.preempted.push(request.id.clone());
         let table = std::mem::take(&mut request.table);
         self.release(&table);
@@ -215,7 +249,7 @@ impl Engine {
             if draw.one_in(4) {
                 continue;
             }
-            if !self.requests[at].running && !self.admit(at, draw) {
+            if !self.requests[at].running && !self.admit(at, &scheduled, draw) {
                 continue;
             }
             let rest = self.requests[at].tokens - self.requests[at].computed;
@@ -233,8 +267,8 @@ impl Engine {
     }
 
     /// Finds out what the store and the own cache have of a waiting request.
-    fn admit(&mut self, at: usize, draw: &mut Draw) -> bool {
-        let shared = self.shared_prefix(at);
+    fn admit(&mut self, at: usize, scheduled: &[(usize, u64)], draw: &mut Draw) -> bool {
+        let shared = self.shared_prefix(at, scheduled);
         let request = &self.requests[at];
         let local = (shared.len() as u64 * SIZE).min(request.tokens - 1) / SIZE * SIZE;
         let view = RequestView {
@@ -277,20 +311,20 @@ impl Engine {
         self.grow(at, 0)
     }
 
-    /// Whole blocks of another request that begin this one.
-    fn shared_prefix(&self, at: usize) -> Vec<BlockId> {
+    /// Whole blocks of another request that begin this one: of one in the same step, or up to one that is being loaded.
+    fn shared_prefix(&self, at: usize, scheduled: &[(usize, u64)]) -> Vec<BlockId> {
         let hashes = &self.requests[at].hashes;
-        let others = self
-            .requests
-            .iter()
-            .filter(|other| self.shares && other.begun);
-        let prefixes = others.map(|other| {
+        let loading: Vec<BlockId> = self.loading.values().flatten().copied().collect();
+        let others = self.requests.iter().enumerate();
+        let prefixes = others.filter(|_| self.shares).map(|(index, other)| {
+            let together = scheduled.iter().any(|(at, _)| *at == index);
             let whole = usize::try_from(other.computed / SIZE).expect("small");
-            let pairs = other.hashes[..whole.min(other.hashes.len())]
-                .iter()
-                .zip(hashes);
-            let equal = pairs.take_while(|(a, b)| a == b).count();
-            other.table[..equal].to_vec()
+            let whole = if together || other.begun { whole } else { 0 };
+            let pairs = other.hashes.iter().zip(hashes).zip(&other.table);
+            let equal = pairs.take(whole).take_while(|((a, b), block)| {
+                a == b && (together && !other.begun || !loading.contains(block))
+            });
+            other.table[..equal.count()].to_vec()
         });
         prefixes.max_by_key(Vec::len).unwrap_or_default()
     }
@@ -317,77 +351,14 @@ impl Engine {
         true
     }
 
-    fn run(&mut self, scheduled: &[(usize, u64)], draw: &mut Draw) {
-        let parts: Vec<ScheduledRequest<'_>> = scheduled
-            .iter()
-            .map(|&(at, chunk)| {
-                let request = &self.requests[at];
-                ScheduledRequest {
-                    request: &request.id,
-                    table: &request.table,
-                    hashes: &request.hashes,
-                    prompt: request.tokens,
-                    computed: request.computed,
-                    scheduled: chunk,
-                }
-            })
-            .collect();
-        let preempted = std::mem::take(&mut self.preempted);
-        let plan = StepPlan {
-            requests: &parts,
-            preempted: &preempted,
-        };
-        let metadata = self.planner.plan(&plan).expect("a plan");
-        let world = &mut self.world;
-        let whole = |part: &ScheduledRequest<'_>| usize::try_from(part.computed / SIZE);
-        let before = parts
-            .iter()
-            .flat_map(|part| &part.table[..whole(part).expect("small")]);
-        let gone: Vec<BlockId> = before.copied().filter(|_| !self.shares).collect();
-        let ranks = self.ranks.iter_mut();
-        let void: Vec<_> = ranks
-            .map(|rank| rank.start(&metadata, &gone, world, draw))
-            .collect();
-        for part in &parts {
-            compute(&mut self.ranks, part);
-        }
-        let ranks = self.ranks.iter_mut().zip(void);
-        let results: Vec<_> = ranks
-            .map(|(rank, void)| rank.end(&metadata, void, &mut self.world, draw))
-            .collect();
-        for &(at, chunk) in scheduled {
-            self.requests[at].computed += chunk;
-            self.requests[at].begun = true;
-        }
-        let absorbed = self.planner.absorb(&results, self.now);
-        self.absorb(&absorbed);
-        // Told twice: nothing more comes of it.
-        let again = self.planner.absorb(&results, self.now);
-        assert_eq!(again, Absorbed::default());
-    }
-
-    fn absorb(&mut self, absorbed: &Absorbed) {
-        for request in &absorbed.free {
-            let blocks = self.held.remove(request).expect("freed once");
-            self.release(&blocks);
-            self.ended += 1;
-        }
-        for (id, tokens) in &absorbed.recompute {
-            let request = self.requests.iter_mut().find(|request| request.id == *id);
-            request.expect("it runs").computed = *tokens;
-            self.seen.cut_back += 1;
-        }
-        for (id, _) in &absorbed.failed {
-            let at = self.requests.iter().position(|request| request.id == *id);
-            self.finish(at.expect("it runs"));
-        }
-    }
-
     /// What holds at any time.
     pub(crate) fn check(&self) {
         self.world.check();
         for request in self.requests.iter().filter(|request| request.begun) {
-            let whole = usize::try_from(request.computed / SIZE).expect("small");
+            // In an engine that keeps nothing, a later step has taken what this one had.
+            let known = self.shares || request.last <= self.confirmed;
+            let good = if known { request.good } else { 0 };
+            let whole = usize::try_from(good / SIZE).expect("small");
             for (block, hash) in request.table.iter().zip(&request.hashes).take(whole) {
                 for rank in &self.ranks {
                     assert!(
@@ -411,6 +382,7 @@ impl Engine {
                 break;
             }
             self.run(&[], draw);
+            self.report_all();
             self.progress(draw);
         }
         self.check();
@@ -427,19 +399,5 @@ impl Engine {
             !self.world.objects.values().any(reserved),
             "reservations leak"
         );
-    }
-}
-
-/// A block is right on every rank if all before it are on all ranks.
-fn compute(ranks: &mut [Rank], part: &ScheduledRequest<'_>) {
-    let first = usize::try_from(part.computed / SIZE).expect("small");
-    let end = usize::try_from((part.computed + part.scheduled) / SIZE).expect("small");
-    for index in first..end {
-        let mut before = part.table[..index].iter().zip(part.hashes);
-        let good = before.all(|(block, hash)| ranks.iter().all(|rank| rank.holds(*block, hash)));
-        for rank in &mut *ranks {
-            let content = good.then(|| part.hashes[index].clone());
-            rank.fill(part.table[index], content);
-        }
     }
 }

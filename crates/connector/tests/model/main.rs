@@ -25,7 +25,7 @@ fn run(seed: u64) {
     } else {
         FailurePolicy::Recompute
     };
-    let mut engine = Engine::new(policy, draw.one_in(4));
+    let mut engine = Engine::new(policy, draw.one_in(4), draw.one_in(2));
     for _ in 0..STEPS {
         match draw.below(10) {
             0 | 1 => engine.arrive(&mut draw),
@@ -50,9 +50,9 @@ fn no_sequence_leaks_serves_what_is_void_or_leaves_a_request_without_an_end() {
     }
 }
 
-fn seen(restore: bool) -> world::Seen {
+fn seen(restore: bool, apart: bool) -> world::Seen {
     let mut draw = Draw::new(1);
-    let mut engine = Engine::new(FailurePolicy::Recompute, restore);
+    let mut engine = Engine::new(FailurePolicy::Recompute, restore, apart);
     for _ in 0..20_000 {
         match draw.below(8) {
             0 | 1 => engine.arrive(&mut draw),
@@ -70,7 +70,7 @@ fn seen(restore: bool) -> world::Seen {
 
 #[test]
 fn the_sequences_reach_what_they_are_about() {
-    let seen = seen(false);
+    let seen = seen(false, false);
     let reached = |what: &str, count: u64| assert!(count > 20, "{what}: {count}");
     reached("hits", seen.hits);
     reached("loads that failed", seen.failed_loads);
@@ -83,11 +83,23 @@ fn the_sequences_reach_what_they_are_about() {
     reached("delayed frees", seen.delayed);
     assert!(seen.overdue > 5, "overdue: {}", seen.overdue);
     reached("saves that waited for other ranks", seen.waited);
+    reached("layers that were published", seen.published);
+}
+
+#[test]
+fn the_sequences_reach_ranks_that_report_apart() {
+    for restore in [false, true] {
+        let seen = seen(restore, true);
+        let cut = (seen.cut_back, seen.cut_ahead);
+        assert!(cut.0 > 20 && cut.1 > 20, "restore {restore}: {cut:?}");
+        assert!(seen.left > 20, "{}", seen.left);
+        assert!(seen.published > 20 || restore, "{}", seen.published);
+    }
 }
 
 #[test]
 fn the_sequences_reach_engines_that_keep_no_blocks() {
-    let seen = seen(true);
+    let seen = seen(true, false);
     assert!(seen.restored > 20, "{}", seen.restored);
     assert!(seen.cut_back > 20, "{}", seen.cut_back);
 }

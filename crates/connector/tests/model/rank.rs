@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use layercake_connector::contract::{BlockHash, BlockId, RequestId, StepMetadata, WorkerResults};
+use layercake_connector::contract::{
+    BlockHash, BlockId, RequestId, RequestStep, StepMetadata, WorkerResults,
+};
 use layercake_connector::convergence::Convergence;
 use layercake_connector::plan::{self, Fence, Loads};
 use layercake_connector::tracker::{PutOutcome, Tracker};
@@ -20,10 +22,12 @@ struct Put {
     /// Its step has ended: it may be committed.
     step_over: bool,
     committing: bool,
+    /// What is read of it may be served at once, if the tracker agrees.
+    publishes: bool,
 }
 
 pub(crate) struct Rank {
-    number: usize,
+    pub(crate) number: usize,
     pub(crate) tracker: Tracker<Key>,
     pub(crate) blocks: BTreeMap<BlockId, Content>,
     puts: Vec<Put>,
@@ -79,6 +83,23 @@ impl Rank {
         }
         self.progress(world, draw);
         self.results(step.step, void.into_iter().collect())
+    }
+
+    /// Leaves it in its middle: nobody hears of it, and what it was to save is lost.
+    pub(crate) fn leave(
+        &mut self,
+        step: &StepMetadata,
+        void: &BTreeSet<BlockId>,
+        world: &mut World,
+        draw: &mut Draw,
+    ) {
+        self.progress(world, draw);
+        let requests: Vec<_> = step.requests.iter().map(|r| r.request.clone()).collect();
+        self.tracker.cancel_users_of(void, &requests);
+        while let Some(at) = self.puts.iter().position(|put| !put.step_over) {
+            world.objects.remove(&self.puts[at].key);
+            self.settle(at, PutOutcome::Lost);
+        }
     }
 
     fn begin(&mut self, step: &StepMetadata, world: &mut World, draw: &mut Draw) {
@@ -176,6 +197,7 @@ impl Rank {
                 read: None,
                 step_over: false,
                 committing: false,
+                publishes: !step.requests.iter().any(loads),
             });
         }
     }
@@ -233,7 +255,12 @@ impl Rank {
             return true;
         }
         if put.read.is_none() {
-            put.read = Some(self.blocks.get(&put.block).cloned().flatten());
+            let read = self.blocks.get(&put.block).cloned().flatten();
+            if put.publishes && !put.step_over && self.tracker.may_publish(&put.key) {
+                world.seen.published += 1;
+                assert_eq!(read.as_ref(), Some(&put.key.1), "other bytes are published");
+            }
+            put.read = Some(read);
         } else if put.step_over && self.tracker.must_wait(&put.key) {
             world.seen.waited += 1;
         } else if put.step_over {
@@ -265,4 +292,9 @@ impl Rank {
             ..WorkerResults::default()
         }
     }
+}
+
+/// Whether the step gets blocks of this request from the store.
+fn loads(step: &RequestStep) -> bool {
+    step.load.is_some() || step.restore > 0
 }

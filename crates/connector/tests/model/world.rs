@@ -46,6 +46,11 @@ pub(crate) struct Seen {
     pub(crate) hits: u64,
     pub(crate) failed_loads: u64,
     pub(crate) cut_back: u64,
+    /// While later steps were under way.
+    pub(crate) cut_ahead: u64,
+    /// Steps that a rank left in their middle.
+    pub(crate) left: u64,
+    pub(crate) published: u64,
     pub(crate) late_answers: u64,
     pub(crate) commits: u64,
     pub(crate) lost_answers: u64,

@@ -5,8 +5,7 @@
 
 use layercake_connector::ConnectorError;
 use layercake_connector::contract::{
-    Absorbed, BlockHash, BlockId, HostEvent, SchedulerSide as _, StepMetadata, WorkerResults,
-    WorkerSide as _,
+    BlockHash, BlockId, HostEvent, SchedulerSide as _, StepMetadata, WorkerResults, WorkerSide as _,
 };
 use layercake_connector::stats::MissReason;
 use serde_json::json;
@@ -152,7 +151,8 @@ async fn loads_that_come_too_late_are_void_and_counted() {
     let driver = std::thread::spawn(move || drop(runtime.block_on(stopped)));
     rig.scheduler.absorb(&[results]);
     let again = [(("d", &[20, 21, 22, 23][..], 13, 0, 13), &stored[..])];
-    assert_eq!(rig.step_after(&again, &["d"]), Absorbed::default());
+    let absorbed = rig.step_after(&again, &["d"]);
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     rig.finish("d").await;
     let stats = rig.ranks[0].worker.stats();
     assert_eq!((stats.failed_loads, stats.loaded_blocks), (3, 0));
@@ -192,7 +192,8 @@ async fn a_step_that_a_rank_never_saw_makes_all_void_that_it_knew() {
 
     // With a new attempt it is known again, and its bytes are right.
     let fourth = [(("q", &[1, 2, 3, 4][..], 17, 0, 16), &long[..])];
-    assert_eq!(rig.step_after(&fourth, &["q"]), Absorbed::default());
+    let absorbed = rig.step_after(&fourth, &["q"]);
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     rig.finish("q").await;
     assert_eq!(rig.ranks[0].worker.stats().saved_blocks, 4);
     assert_eq!(rig.admit("r", &long).await, 16);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use layercake_connector::contract::{Absorbed, BlockId, CacheLayout};
+use layercake_connector::contract::{BlockId, CacheLayout};
 use layercake_connector::worker::{LayerTransfer, TransferObserver};
 use layercake_protocol::layout::LayerSpec;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ async fn load(cluster: &Cluster, options: Value) -> Vec<LayerTransfer> {
         rig.step(&[(("r", &table, 9, 0, 9), &hashes)]);
     } else {
         let absorbed = rig.step(&[(("r", &table, 9, 8, 1), &hashes)]);
-        assert_eq!(absorbed, Absorbed::default());
+        assert!(absorbed.is_empty(), "{absorbed:?}");
         assert_eq!(rig.right(&table, &hashes), [true; 2]);
     }
     rig.finish("r").await;

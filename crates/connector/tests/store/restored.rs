@@ -1,6 +1,6 @@
 //! Engines that keep no blocks between chunks.
 
-use layercake_connector::contract::{Absorbed, BlockId};
+use layercake_connector::contract::BlockId;
 use layercake_protocol::replica::Recency;
 use serde_json::json;
 
@@ -20,7 +20,7 @@ async fn an_engine_that_keeps_no_blocks_gets_its_committed_prefix_back() {
     rig.step(&[(("r", &table[..2], 16, 0, 8), &hashes)]);
     // Nobody waits for the first chunk to be committed: the next one does.
     let absorbed = rig.step(&[(("r", &table[..3], 16, 8, 4), &hashes)]);
-    assert_eq!(absorbed, Absorbed::default());
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     eventually("its two blocks have come back", || {
         rig.ranks[0].worker.stats().loaded_blocks == 2
     })
@@ -37,7 +37,7 @@ async fn an_engine_that_keeps_no_blocks_gets_its_committed_prefix_back() {
     assert_eq!(absorbed.recompute, [("r".into(), 4)]);
     rig.ranks[0].wipe();
     let absorbed = rig.step(&[(("r", &table, 16, 4, 12), &hashes)]);
-    assert_eq!(absorbed, Absorbed::default());
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     assert_eq!(rig.right(&table, &hashes), [true; 4]);
     rig.finish("r").await;
     assert_eq!(

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use layercake_connector::checks::Deployment;
 use layercake_connector::contract::{
-    Absorbed, BlockHash, BlockId, CacheLayout, HostEvent, SchedulerSide as _, WorkerSide as _,
+    BlockHash, BlockId, CacheLayout, HostEvent, SchedulerSide as _, WorkerSide as _,
 };
 use layercake_connector::stats::MissReason;
 use layercake_protocol::fingerprint::Fingerprint;
@@ -62,7 +62,7 @@ async fn long_loads_have_few_sessions_open_and_short_calls() {
         assert_eq!(rig.admit("d", &hashes).await, 44);
         let table: Vec<BlockId> = (12..24).rev().collect();
         let absorbed = rig.step(&[(("d", &table, 45, 44, 1), &hashes)]);
-        assert_eq!(absorbed, Absorbed::default());
+        assert!(absorbed.is_empty(), "{absorbed:?}");
         assert_eq!(rig.right(&table, &hashes), [true; 11]);
         rig.close().await;
     }

@@ -1,8 +1,6 @@
 //! The worker side moves real bytes.
 
-use layercake_connector::contract::{
-    Absorbed, BlockId, HostEvent, SchedulerSide as _, WorkerSide as _,
-};
+use layercake_connector::contract::{BlockId, HostEvent, SchedulerSide as _, WorkerSide as _};
 use layercake_connector::stats::MissReason;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::Recency;
@@ -39,7 +37,7 @@ async fn save_and_load(tp_size: u32, save: Value, load: Value) {
     assert_eq!(decode.admit("d", &hashes).await, 32);
     let table: Vec<BlockId> = (10..19).rev().collect();
     let absorbed = decode.step(&[(("d", &table, 33, 32, 1), &hashes)]);
-    assert_eq!(absorbed, Absorbed::default());
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     assert_eq!(decode.right(&table, &hashes), [true; 8]);
     for rank in &decode.ranks {
         eventually("the reads have ended", || {
@@ -159,7 +157,8 @@ async fn a_block_that_is_gone_is_invalid_and_what_depends_on_it_is_not_saved() {
 
     // The next attempt computes from there, and saves what is missing: not what is there.
     let part = ("d", table.as_slice(), 25, 8, 17);
-    assert_eq!(second.step(&[(part, &hashes)]), Absorbed::default());
+    let absorbed = second.step(&[(part, &hashes)]);
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     second.finish("d").await;
     assert_eq!(readable(&store, &keys).await, [true; 6]);
     let stats = second.ranks[0].worker.stats();
@@ -410,7 +409,7 @@ async fn blocks_that_several_requests_need_are_read_once_or_once_each() {
             (("a", &a, 13, 12, 1), &hashes),
             (("b", &b, 13, 12, 1), &hashes),
         ]);
-        assert_eq!(absorbed, Absorbed::default());
+        assert!(absorbed.is_empty(), "{absorbed:?}");
         assert_eq!(rig.right(&a, &hashes), [true; 3]);
         assert_eq!(rig.right(&b, &hashes), [true; 3]);
         let stats = rig.ranks[0].worker.stats();
@@ -446,10 +445,8 @@ async fn a_master_that_is_gone_costs_blocks_and_holds_nobody_up() {
     let table: Vec<BlockId> = (4..10).collect();
     let absorbed = rig.step(&[(("d", &table, 21, 12, 9), &hashes)]);
     assert_eq!(absorbed.recompute, [("d".into(), 0)]);
-    assert_eq!(
-        rig.step(&[(("d", &table, 21, 0, 21), &hashes)]),
-        Absorbed::default()
-    );
+    let absorbed = rig.step(&[(("d", &table, 21, 0, 21), &hashes)]);
+    assert!(absorbed.is_empty(), "{absorbed:?}");
     rig.finish("d").await;
     let stats = rig.ranks[0].worker.stats();
     assert_eq!(stats.saved_blocks, 3);

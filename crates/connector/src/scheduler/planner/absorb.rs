@@ -1,11 +1,11 @@
 //! What the planner makes of the workers' results: who computed from void blocks, which steps are confirmed,
 //! whose blocks are free.
 
-use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::{MOST_ATTEMPTS, Planner, to_usize};
-use crate::contract::{Absorbed, BlockId, WorkerResults};
+use super::super::reports::Void;
+use super::{MOST_ATTEMPTS, Planner};
+use crate::contract::{Absorbed, WorkerResults};
 use crate::options::FailurePolicy;
 use crate::request::{End, Verdict};
 
@@ -13,14 +13,9 @@ impl Planner {
     /// What the workers said, and whose patience is over.
     pub fn absorb(&mut self, results: &[WorkerResults], now: Duration) -> Absorbed {
         let mut absorbed = Absorbed::default();
-        let mut invalid: HashMap<u64, HashSet<BlockId>> = HashMap::new();
         for result in results {
             self.payoff
                 .note_load(result.loaded_bytes, result.load_micros);
-            if !result.invalid_blocks.is_empty() {
-                let blocks = invalid.entry(result.step).or_default();
-                blocks.extend(&result.invalid_blocks);
-            }
             for request in &result.finished {
                 let entry = self.requests.get_mut(request);
                 if entry.is_some_and(|entry| entry.machine.drained(result.rank).is_some()) {
@@ -28,9 +23,16 @@ impl Planner {
                 }
             }
         }
-        let mut void: Vec<_> = invalid.into_iter().collect();
-        self.note_reports(results, &mut void);
-        self.cut_back(&void, &mut absorbed);
+        self.note_reports(results);
+        let settled = self.reports.settle();
+        absorbed.confirmed = self.reports.confirmed();
+        if let Some(last) = settled.passed_over {
+            // Whoever may have computed then may have computed from anything.
+            let entries = self.requests.iter();
+            let then = entries.filter(|(_, entry)| entry.began_by(last));
+            self.void.extend(then.map(|(request, _)| request.clone()));
+        }
+        self.cut_back(&settled.void, &mut absorbed);
         self.note_compute(results);
         self.expire(now, &mut absorbed);
         for request in &absorbed.free {
@@ -39,23 +41,35 @@ impl Planner {
         absorbed
     }
 
-    /// Cuts back whoever uses a block that is void since one of these steps, the owner of the load or not.
-    fn cut_back(&mut self, void: &[(u64, HashSet<BlockId>)], absorbed: &mut Absorbed) {
+    /// Takes in what the ranks say of their steps, each in its order.
+    fn note_reports(&mut self, results: &[WorkerResults]) {
+        let mut results: Vec<_> = results.iter().collect();
+        results.sort_by_key(|result| result.step);
+        for result in results {
+            let (rank, step) = (result.rank, result.step);
+            if step > self.step || rank >= self.config.ranks {
+                tracing::warn!(
+                    rank,
+                    step,
+                    ranks = self.config.ranks,
+                    last_step = self.step,
+                    "results of a rank or a step that there is not are ignored"
+                );
+                continue;
+            }
+            self.reports.note(rank, step, &result.invalid_blocks);
+        }
+    }
+
+    /// Cuts back whoever uses a void block, the owner of the load or not; one that waits for its next attempt is cut
+    /// back further.
+    fn cut_back(&mut self, void: &Void, absorbed: &mut Absorbed) {
         if void.is_empty() {
             return;
         }
         let size = self.config.block_size.get();
         for (request, entry) in &mut self.requests {
-            if entry.told != Some(entry.machine.attempt()) {
-                continue;
-            }
-            let since = entry.since_step;
-            let void = || void.iter().filter(|(step, _)| *step >= since);
-            let used = to_usize(entry.end.div_ceil(size)).min(entry.table.len());
-            let first = entry.table[..used]
-                .iter()
-                .position(|id| void().any(|(_, blocks)| blocks.contains(id)));
-            let Some(first) = first else {
+            let Some(first) = entry.first_void(void, size) else {
                 continue;
             };
             self.void.insert(request.clone());
@@ -68,7 +82,7 @@ impl Planner {
             let good = (request.clone(), first as u64 * size);
             match entry.machine.load_failed(policy) {
                 Verdict::Recompute => {
-                    entry.start_over(first);
+                    entry.start_over(first, size);
                     self.counters.recomputed_requests.add(1);
                     absorbed.recompute.push(good);
                 }
@@ -81,21 +95,6 @@ impl Planner {
         }
         absorbed.recompute.sort_unstable();
         absorbed.failed.sort_unstable();
-    }
-
-    /// Steps are confirmed once what is void by them is known. Adds what was to be loaded in steps that a rank never
-    /// reports.
-    fn note_reports(&mut self, results: &[WorkerResults], void: &mut Vec<(u64, HashSet<BlockId>)>) {
-        for result in results.iter().filter(|result| result.step <= self.step) {
-            let Some(missing) = self.reports.note(result.rank, result.step) else {
-                continue;
-            };
-            // Whoever may have computed then may have computed from anything.
-            let entries = self.requests.iter();
-            let then = entries.filter(|(_, entry)| entry.since_step <= missing.last);
-            self.void.extend(then.map(|(request, _)| request.clone()));
-            void.extend(missing.loads);
-        }
     }
 
     fn note_compute(&mut self, results: &[WorkerResults]) {

@@ -102,13 +102,32 @@ impl Bench {
         span(&self.hashes, first, end)
     }
 
+    /// Both ranks report a step, the first of them failed loads.
     fn invalid(&mut self, step: u64, blocks: &[BlockId]) -> Absorbed {
-        let result = WorkerResults {
-            step,
-            invalid_blocks: blocks.to_vec(),
-            ..WorkerResults::default()
-        };
-        self.planner.absorb(&[result], S(0))
+        let absorbed = self.absorb(&[report(0, step, blocks), report(1, step, &[])]);
+        assert_eq!(absorbed.confirmed, step);
+        absorbed
+    }
+
+    fn absorb(&mut self, results: &[WorkerResults]) -> Absorbed {
+        self.planner.absorb(results, S(0))
+    }
+}
+
+fn report(rank: u32, step: u64, invalid: &[BlockId]) -> WorkerResults {
+    WorkerResults {
+        rank,
+        step,
+        invalid_blocks: invalid.to_vec(),
+        ..WorkerResults::default()
+    }
+}
+
+/// Nothing comes of it but that a step is confirmed.
+fn confirms(step: u64) -> Absorbed {
+    Absorbed {
+        confirmed: step,
+        ..Absorbed::default()
     }
 }
 
@@ -219,7 +238,7 @@ fn a_preempted_request_starts_over() {
     assert_eq!(empty.preempted, ["r".into()]);
     assert_eq!(
         bench.invalid(1, &[0]),
-        Absorbed::default(),
+        confirms(1),
         "those blocks are others' now"
     );
     assert_eq!(bench.hit("r", 20, 0, 2), 8);

@@ -65,16 +65,81 @@ fn a_void_block_cuts_back_everybody_who_uses_it_and_nobody_else() {
     let absorbed = bench.invalid(1, &[2, 3]);
     assert_eq!(absorbed.recompute, [("a".into(), 8), ("b".into(), 8)]);
     assert_eq!(absorbed.failed, []);
-    // A second rank's report of the same step changes nothing.
-    assert_eq!(bench.invalid(1, &[2]), Absorbed::default());
+    assert_eq!(bench.invalid(1, &[0, 2]), confirms(1), "told before");
     // The next attempt saves from where it is void, and loads nothing.
     let again = bench.step(&[("a", &[0, 1, 2, 3, 4], 17, 8, 9)], &[]);
     let request = &again.requests[0];
     assert_eq!((request.attempt, request.load.clone()), (1, None));
     assert_eq!(request.save, bench.span(2, 4));
     assert!(request.table.replace);
-    // What is said of the old step does not concern the new attempt.
-    assert_eq!(bench.invalid(1, &[0, 4]), Absorbed::default());
+}
+
+// contract: connector-10
+#[test]
+fn ranks_that_report_apart_cut_back_once_to_what_is_good_on_all() {
+    for policy in [FailurePolicy::Recompute, FailurePolicy::Fail] {
+        let mut bench = bench(|config| config.policy = policy);
+        assert_eq!(bench.hit("a", 17, 0, 4), 16);
+        bench.allocate("a", 16);
+        let table: &[BlockId] = &[0, 1, 2, 3, 4];
+        bench.step(&[("a", table, 17, 16, 1)], &[]);
+        assert_eq!(bench.absorb(&[report(0, 1, &[3])]), confirms(0));
+        // Steps go on meanwhile.
+        let second = bench.step(&[("a", table, 17, 17, 1)], &[]);
+        assert_eq!((second.void.len(), second.confirmed), (0, 0));
+        let absorbed = bench.absorb(&[report(1, 1, &[1])]);
+        let good = vec![("a".into(), 4)];
+        let (cut, failed) = match policy {
+            FailurePolicy::Recompute => (good, vec![]),
+            FailurePolicy::Fail => (vec![], good),
+        };
+        let cut_back = Absorbed {
+            recompute: cut,
+            failed,
+            ..confirms(1)
+        };
+        assert_eq!(absorbed, cut_back);
+        let third = bench.step(&[], &[]);
+        assert_eq!((third.void, third.confirmed), (vec!["a".into()], 1));
+    }
+}
+
+// contract: connector-10
+#[test]
+fn what_is_void_by_a_later_step_cuts_back_whoever_waits_for_its_next_attempt() {
+    // Earlier chunks come back in each step, and the second step is planned before the first is reported.
+    let mut bench = bench(|config| {
+        config.restore = true;
+        config.role = Role::Producer;
+    });
+    let table: &[BlockId] = &[0, 1, 2, 3];
+    bench.step(&[("a", table, 16, 8, 4)], &[]);
+    bench.step(&[("a", table, 16, 12, 4)], &[]);
+    let cut = |blocks: u64, step| Absorbed {
+        recompute: vec![("a".into(), blocks * 4)],
+        ..confirms(step)
+    };
+    assert_eq!(bench.invalid(1, &[1]), cut(1, 1));
+    // The first block came back in the second step, too, as something else on a rank.
+    assert_eq!(bench.invalid(2, &[0, 2]), cut(0, 2));
+    let again = bench.step(&[("a", table, 16, 0, 4)], &[]);
+    assert_eq!(again.void, ["a".into()]);
+    assert_eq!(again.requests[0].attempt, 2);
+}
+
+#[test]
+fn a_block_that_was_written_again_since_is_not_void() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("a", 17, 0, 4), 16);
+    bench.allocate("a", 16);
+    bench.step(&[("a", &[0, 1, 2, 3, 4], 17, 16, 1)], &[]);
+    // It loses its blocks, and another one computes into two of them.
+    bench.step(&[("b", &[1, 2], 8, 0, 8)], &["a"]);
+    assert_eq!(bench.invalid(1, &[1, 2]), confirms(1));
+    // Nor is one void by results of nobody.
+    let nobody = [report(2, 2, &[1]), report(0, 9, &[1])];
+    assert_eq!(bench.absorb(&nobody), confirms(1));
+    assert_eq!(bench.invalid(2, &[]), confirms(2));
 }
 
 // contract: connector-17
@@ -88,23 +153,18 @@ fn workers_are_told_what_is_void_when_all_ranks_have_reported() {
         ("b", &[7][..], 4, 0, 4),
     );
     bench.step(&[a, b], &[]);
-    bench.invalid(1, &[2]);
+    bench.absorb(&[report(0, 1, &[2])]);
     let second = bench.step(&[], &[]);
-    assert_eq!(second.void, ["a".into()]);
-    assert_eq!(second.confirmed, 0, "one rank has not reported");
-    let of = |rank, step| WorkerResults {
-        rank,
-        step,
-        ..WorkerResults::default()
-    };
-    bench.planner.absorb(&[of(1, 1)], S(0));
+    assert_eq!((second.void.len(), second.confirmed), (0, 0));
+    bench.absorb(&[report(1, 1, &[])]);
     let third = bench.step(&[], &[]);
-    assert_eq!((third.void.len(), third.confirmed), (0, 1), "told once");
+    assert_eq!((third.void, third.confirmed), (vec!["a".into()], 1));
     // A rank that left the second step in the middle: nobody knows what failed in it.
-    bench.planner.absorb(&[of(0, 2), of(0, 3), of(1, 3)], S(0));
+    bench.absorb(&[report(0, 2, &[]), report(0, 3, &[]), report(1, 3, &[])]);
     let fourth = bench.step(&[], &[]);
     assert_eq!(fourth.void, ["a".into(), "b".into()]);
     assert_eq!(fourth.confirmed, 3);
+    assert_eq!(bench.step(&[], &[]).void, [], "told once");
 }
 
 #[test]
@@ -112,7 +172,8 @@ fn under_the_policy_fail_a_request_fails_once() {
     let mut bench = bench(|config| config.policy = FailurePolicy::Fail);
     bench.step(&[("a", &[0, 1], 8, 4, 4)], &[]);
     assert_eq!(bench.invalid(1, &[1]).failed, [("a".into(), 4)]);
-    assert_eq!(bench.invalid(1, &[1]).failed, []);
+    bench.step(&[("a", &[0, 1], 8, 4, 4)], &[]);
+    assert_eq!(bench.invalid(2, &[1]).failed, []);
     assert_eq!(
         bench.planner.finished(&"a".into(), S(0)),
         FreeBlocks::Delayed
@@ -125,22 +186,14 @@ fn what_a_step_was_to_load_is_void_when_a_rank_never_reports_it() {
     let mut bench = bench(|_| {});
     assert_eq!(bench.hit("a", 17, 0, 4), 16);
     bench.allocate("a", 16);
-    let report = |rank, step| WorkerResults {
-        rank,
-        step,
-        ..WorkerResults::default()
-    };
     // "c" loads nothing.
     let table: &[BlockId] = &[0, 1, 2, 3, 4];
     bench.step(&[("a", table, 17, 16, 1), ("c", &[5, 6], 8, 0, 8)], &[]);
-    let absorbed = bench.planner.absorb(&[report(0, 1)], S(0));
-    assert_eq!(absorbed, Absorbed::default(), "the other may be behind");
+    let absorbed = bench.absorb(&[report(0, 1, &[3])]);
+    assert_eq!(absorbed, confirms(0), "the other may be behind");
     bench.step(&[("a", table, 17, 17, 1)], &[]);
-    let absorbed = bench.planner.absorb(&[report(0, 2), report(1, 2)], S(0));
+    let absorbed = bench.absorb(&[report(0, 2, &[]), report(1, 2, &[])]);
     assert_eq!(absorbed.recompute, [("a".into(), 0)]);
-    assert_eq!(
-        bench.planner.absorb(&[report(1, 1)], S(0)),
-        Absorbed::default()
-    );
+    assert_eq!(bench.absorb(&[report(1, 1, &[])]), confirms(2));
     assert_eq!(bench.step(&[], &[]).void, ["a".into(), "c".into()]);
 }
