@@ -16,13 +16,14 @@
 //! threads that hold the interpreter lock and keep it, and so are never locked while Python forks.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinError;
+use tokio_util::task::TaskTracker;
 
 use crate::errors::Kind;
 use crate::logs;
@@ -33,7 +34,7 @@ use crate::logs;
 const WORKERS: usize = 1;
 
 /// How often a long wait looks for signals.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 
 /// How long the end of the interpreter waits for all stores together.
 const CLOSE_ALL_WITHIN: Duration = Duration::from_secs(3);
@@ -51,6 +52,14 @@ struct Current {
 
 static RUNTIME: Mutex<Option<Current>> = Mutex::new(None);
 static OPEN: Mutex<Vec<(u32, Weak<dyn Close>)>> = Mutex::new(Vec::new());
+
+/// What is being closed because its Python object has gone.
+static BEHIND: LazyLock<TaskTracker> = LazyLock::new(|| {
+    let tracker = TaskTracker::new();
+    // It may be waited for at any time; tasks can still be added.
+    tracker.close();
+    tracker
+});
 
 /// The runtime of this process, made if there is none; `ForkError` in a child of a process that has one.
 pub(crate) fn handle(_py: Python<'_>) -> PyResult<Handle> {
@@ -106,6 +115,39 @@ pub(crate) fn run_interruptibly<T: Send + 'static>(
             Err(_) => py.check_signals().inspect_err(|_| task.abort())?,
         }
     }
+}
+
+/// Runs the handlers of signals that have come, where that is this thread's to do; what they raise. Called without the
+/// interpreter lock.
+pub(crate) fn look_for_signals() -> PyResult<()> {
+    // Without an interpreter nobody handles any.
+    let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
+    raised.map_or(Ok(()), Err)
+}
+
+/// Does what may wait, where nobody may be kept waiting: on a thread of the runtime that is there for that, if this one
+/// drives tasks, else here, without the interpreter lock.
+pub(crate) fn apart(work: impl FnOnce() + Send + 'static) {
+    if let Ok(handle) = Handle::try_current() {
+        handle.spawn_blocking(work);
+        return;
+    }
+    let mut work = Some(work);
+    let mut run = || work.take().map_or((), |work| work());
+    // Without an interpreter there is no lock.
+    if Python::try_attach(|py| py.detach(&mut run)).is_none() {
+        run();
+    }
+}
+
+/// Closes what nobody waits for.
+pub(crate) fn close_behind(handle: &Handle, closing: impl Future<Output = ()> + Send + 'static) {
+    BEHIND.spawn_on(closing, handle);
+}
+
+/// Returns when nothing is being closed that nobody waits for.
+pub(crate) async fn closed_behind() {
+    BEHIND.wait().await;
 }
 
 fn failed(error: &JoinError) -> PyErr {

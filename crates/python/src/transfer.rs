@@ -15,7 +15,7 @@ use crate::core::{EngineCore, EngineSettings, Trust};
 use crate::errors::{self, Failure, Kind};
 use crate::memory::Use;
 use crate::peers::{Move, PeerEngine, Submitted};
-use crate::runtime::{self, Owned};
+use crate::runtime::{self, Owned, SIGNALS_EVERY};
 use crate::store::info;
 
 /// How long closing waits for what is in flight, unless the caller says otherwise.
@@ -108,7 +108,9 @@ impl Drop for PyTransferEngine {
         {
             let engine = Arc::clone(engine);
             let handle = engine.handle().clone();
-            handle.spawn(async move { engine.close(Instant::now() + CLOSE_WITHIN).await });
+            runtime::close_behind(&handle, async move {
+                engine.close(Instant::now() + CLOSE_WITHIN).await;
+            });
         }
     }
 }
@@ -380,7 +382,7 @@ impl PyTransfer {
         Ok(self.submitted.get()?.transfer.is_done())
     }
 
-    /// Waits until every byte has arrived or failed.
+    /// Waits until every byte has arrived or failed. A signal handler that raises ends the wait, not the transfer.
     ///
     /// Args:
     ///     timeout: Seconds; ``None``: as long as the transfer may take.
@@ -393,10 +395,15 @@ impl PyTransfer {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<u64>> {
         let submitted = self.submitted.get()?;
-        let outcome = py.detach(|| match timeout {
-            Some(timeout) => submitted.transfer.wait_timeout(timeout.0),
-            None => Some(submitted.transfer.wait()),
-        });
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout.0));
+        let outcome = loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(SIGNALS_EVERY, |left| left.min(SIGNALS_EVERY));
+            match py.detach(|| submitted.transfer.wait_timeout(slice)) {
+                None if left.is_none_or(|left| left > slice) => py.check_signals()?,
+                outcome => break outcome,
+            }
+        };
         let moved = outcome
             .map(|outcome| submitted.result(&outcome))
             .transpose();

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
 
-from conftest import MIB, child_env  # noqa: E402
+from conftest import MIB, child_env, run_child  # noqa: E402
 from dropin import Memory  # noqa: E402
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # noqa: E402
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig  # noqa: E402
@@ -102,3 +102,77 @@ def test_a_store_that_shares_an_engine_is_called_as_the_engine_is(cluster, key, 
     assert store.put_from(two := key(), memory.address, MIB, config) == 0
     assert store.get(two) == data
     assert store.close() == 0
+
+
+# An engine that only a store has any more, with a transfer under way to a peer that does not take it.
+LAST_OWNER = """
+import ctypes, mmap, os, signal, subprocess, sys, threading
+import layercake
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+
+size, segment = 64 << 20, 16 << 20
+memory = mmap.mmap(-1, size)
+here = ctypes.addressof((ctypes.c_char * size).from_buffer(memory))
+cluster = layercake.serve("64MiB")
+
+PEER = '''
+import sys
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+print(engine.get_rpc_port(), engine.allocate_managed_buffer(int(sys.argv[1])), flush=True)
+sys.stdin.read()
+'''
+peer = subprocess.Popen(
+    [sys.executable, "-c", PEER, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+port, there = map(int, peer.stdout.readline().split())
+name, engine, store = f"127.0.0.1:{port}", TransferEngine(), MooncakeDistributedStore()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+assert engine.register_memory(here, size) == 0
+assert engine.transfer_sync_write(name, here, there, 4096) == 0
+shared = engine.get_engine()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, 0, "tcp", "", cluster.master, engine=shared) == 0
+peer.send_signal(signal.SIGSTOP)
+try:
+    moving = engine.transfer_submit_write(name, here, there, size)
+    assert engine.transfer_check_status(moving) == 0, "it is under way"
+    del engine, shared
+    BODY
+finally:
+    peer.kill()
+    peer.wait()
+"""
+
+OTHER_THREADS_RUN = """
+    # Whoever runs goes on running until it waits.
+    sys.setswitchinterval(1000)
+    closed = threading.Event()
+    closing = threading.Thread(target=lambda: (store.close(), closed.set()))
+    closing.start()
+    while len(cluster.store.segments()) > 1:
+        pass
+    for _ in range(50):
+        cluster.store.keys()
+    assert not closed.is_set(), "the others ran while closing waited for the memory"
+    peer.kill()
+    closing.join()
+"""
+
+OTHER_STORES_START = """
+    del store
+    other = MooncakeDistributedStore()
+    assert other.setup("127.0.0.1", "P2PHANDSHAKE", segment, 0, "tcp", "", cluster.master) == 0
+    os.write(2, b"is set up\\n")
+"""
+
+
+@pytest.mark.parametrize("body", [OTHER_THREADS_RUN, OTHER_STORES_START], ids=["closed", "dropped"])
+def test_who_lets_go_of_a_busy_engine_keeps_nobody_else_waiting(body):
+    code = LAST_OWNER.replace("    BODY\n", body.lstrip("\n"))
+    done = run_child(code, LAYERCAKE_TRANSPORTS="tcp", LAYERCAKE_LOG="debug")
+    assert done.returncode == 0, done.stderr
+    if body is OTHER_STORES_START:
+        before, _, _ = done.stderr.partition("is set up\n")
+        assert before != done.stderr and "a transfer failed" not in before

@@ -1,12 +1,15 @@
 """``mooncake.store`` when holders and masters go, and what layerwise connectors do with it."""
 
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 pytest.importorskip("mooncake.store", reason="layercake-mooncake is not installed")
 
-from conftest import run_child, wait_until  # noqa: E402
+from conftest import child_env, run_child, wait_until  # noqa: E402
 from dropin import PRELUDE, check, clients, running_master  # noqa: E402
 
 MIB = 1 << 20
@@ -283,3 +286,43 @@ for rank in ranks:
 ranks[0].store.remove_all(True)
 """
     check(LAYERWISE + code, master)
+
+
+def test_a_signal_ends_the_wait_for_another_upsert_of_the_key():
+    code = """
+import os, signal
+store = new(0)
+assert store.put("other", b"v") == 0
+print("ready", flush=True)
+sys.stdin.readline()
+slow = threading.Thread(target=lambda: store.upsert("k", bytes(8 * MIB)))
+slow.start()
+while store.get_size("k") != -703:
+    assert slow.is_alive(), "its holder takes nothing"
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    store.batch_upsert_from(["other", "k"], [alloc(10)] * 2, [10] * 2)
+    raise SystemExit("it did not end")
+except KeyboardInterrupt:
+    assert slow.is_alive(), "it waited for its turn"
+slow.join()
+assert store.get("other") != bytes(10), "nothing was replaced"
+assert store.upsert("new", b"v") < 0
+"""
+    with running_master("--client_ttl=60") as (address, _), clients(address, 16 * MIB) as (holder,):
+        child = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + code, address],
+            env=child_env(LAYERCAKE_TRANSPORTS="tcp", LAYERCAKE_LOG="off"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert child.stdout.readline() == "ready\n"
+            holder.process.send_signal(signal.SIGSTOP)
+            _, err = child.communicate("\n", timeout=60)
+            assert child.returncode == 0, err
+        finally:
+            child.kill()
+            child.communicate()

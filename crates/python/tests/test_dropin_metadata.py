@@ -1,7 +1,9 @@
 """Engines of `mooncake.engine` that find each other at an HTTP metadata server."""
 
+import contextlib
 import http.server
 import socket
+import socketserver
 import threading
 import time
 import urllib.parse
@@ -10,9 +12,10 @@ import pytest
 
 pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
 
-from conftest import check_child, wait_until  # noqa: E402
+from conftest import check_child, run_child, wait_until  # noqa: E402
 from dropin import Memory  # noqa: E402
 from mooncake.engine import TransferEngine  # noqa: E402
+from mooncake.store import MooncakeDistributedStore  # noqa: E402
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
@@ -142,6 +145,20 @@ def test_the_name_of_a_running_engine_is_not_given_away(metadata):
     del again
 
 
+def test_the_name_of_an_engine_that_only_a_dropped_store_shared_is_free(metadata, cluster):
+    name = "127.0.0.1:17008"
+    for _ in range(10):
+        engine, store = listed(name, metadata), MooncakeDistributedStore()
+        shared = engine.get_engine()
+        assert store.setup(name, metadata, 1 << 20, 0, "tcp", "", cluster.master, engine=shared) == 0
+        del engine, shared
+        listed(name, metadata, code=-1)
+        del store
+        # The store leaves its cluster, and then the engine its name.
+        again = listed(name, metadata)
+        del again
+
+
 def test_the_name_of_an_engine_that_crashed_is_free(metadata):
     code = """
 import os, sys
@@ -164,3 +181,66 @@ def test_metadata_servers_that_are_none(metadata):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         listed("127.0.0.1", f"http://127.0.0.1:{silent.getsockname()[1]}/metadata", code=-1)
     assert time.monotonic() - start < 10
+
+
+@contextlib.contextmanager
+def answering(said: bytes):
+    """A service that says this to everyone, and hangs up."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            self.request.sendall(said)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield "127.0.0.1:%d" % server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+PAGE = b"<html>It works!</html>"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (b"220 mail.example.org ESMTP\r\n", "220 mail.example.org"),
+        (b"", 'answered ""'),
+        (b"\x00\xff" * 100_000, "answered"),
+        (b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n", "405 Method Not Allowed"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "404 Not Found"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(PAGE), PAGE), "It works!"),
+    ],
+    ids=["another protocol", "nothing", "anything", "another service", "no such path", "a page for everything"],
+)
+def test_other_services_are_no_metadata_servers(said, shown, cluster):
+    code = """
+import sys
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+address = f"http://{sys.argv[1]}/metadata"
+assert TransferEngine().initialize("127.0.0.1", address, "tcp", "") == -1
+# A store needs none, and asks none.
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", address, 1 << 20, 0, "tcp", "", sys.argv[2]) == 0
+assert store.put("k", b"v") == 0 == store.close()
+"""
+    with answering(said) as address:
+        done = run_child(code, address, cluster.master)
+        assert done.returncode == 0, done.stderr
+        assert f"the metadata server at {address}" in done.stderr and shown in done.stderr
+
+
+@pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"", b"HTTP/1.1 200 OK\r\n\r\n" + PAGE])
+def test_other_services_are_no_masters(said):
+    code = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+assert MooncakeDistributedStore().setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == -900
+"""
+    with answering(said) as address:
+        done = run_child(code, address)
+        assert done.returncode == 0, done.stderr
+        assert address in done.stderr

@@ -204,6 +204,44 @@ def test_a_peer_that_stands_still_costs_its_deadline():
         peer.process.send_signal(signal.SIGCONT)
 
 
+def test_a_signal_ends_the_wait_for_a_transfer():
+    code = """
+        import ctypes, os, signal, sys, threading, layercake
+        name, address, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+        memory = bytearray(size)
+        here = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        engine = layercake.TransferEngine(transports="tcp")
+        engine.register(here, size)
+        engine.probe(name)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        moving = engine.submit_write(name, [here], [address], [size], timeout=60)
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            moving.wait()
+        except KeyboardInterrupt:
+            assert not moving.done
+            print("interrupted")
+        """
+    size = 64 * MIB
+    with Peer(size) as peer:
+        arguments = [peer.name, str(peer.address), str(size)]
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=child_env(),
+        )
+        try:
+            assert child.stdout.readline() == "ready\n"
+            peer.process.send_signal(signal.SIGSTOP)
+            assert child.communicate("\n", timeout=60)[0] == "interrupted\n"
+        finally:
+            child.kill()
+            child.communicate()
+
+
 def test_nobody_and_somebody_else_are_told_apart():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

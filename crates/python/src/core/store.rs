@@ -24,6 +24,9 @@ use crate::runtime::Close;
 /// How long a start that failed may take to undo itself.
 const UNDO_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long an upsert waits for others of its keys. A transfer has 30 s.
+const TURN_WITHIN: Duration = Duration::from_secs(30);
+
 /// Something that goes on for as long as this is there.
 pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 
@@ -100,7 +103,9 @@ impl StoreCore {
             Ok(link) => link,
             Err(error) => {
                 if owns_engine {
-                    engine.shutdown(UNDO_WITHIN);
+                    let stop = move || engine.shutdown(UNDO_WITHIN);
+                    let stopped = tokio::task::spawn_blocking(stop).await;
+                    tracing::debug!(ok = stopped.is_ok(), "the engine was let go of");
                 }
                 return Err(error);
             }
@@ -124,7 +129,7 @@ impl StoreCore {
             puts: PutTable::default(),
             gets: GetTable::default(),
             tasks: TaskTable::default(),
-            turns: Turns::default(),
+            turns: Turns::new(TURN_WITHIN),
         });
         let mut undo = Undo(Some(Arc::clone(&core)));
         let lent = core.lend(&settings).await;

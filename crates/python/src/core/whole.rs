@@ -75,15 +75,18 @@ impl StoreCore {
     }
 
     /// Stores objects: 0 also where the key has an object or a writer. With `replace`, what is there is
-    /// replaced; a key that is named twice has its last value.
-    pub(crate) fn put(
+    /// replaced; a key that is named twice has its last value. An error of `look_up` ends the wait for other
+    /// upserts, before anything is stored.
+    pub(crate) fn put<E>(
         &self,
         items: Vec<PutItem>,
         config: &ReplicateConfig,
         replace: bool,
-    ) -> Vec<i64> {
+        look_up: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<i64>, E> {
         if config.replicas == 0 {
-            return vec![invalid("0 replicas: at least 1 is needed"); items.len()];
+            let code = invalid("0 replicas: at least 1 is needed");
+            return Ok(vec![code; items.len()]);
         }
         let mut answers = vec![INVALID; items.len()];
         let mut left: Vec<Placed> = Vec::with_capacity(items.len());
@@ -94,7 +97,8 @@ impl StoreCore {
             }
         }
         let keys = left.iter().map(|(_, request)| &request.key);
-        let _turn = replace.then(|| self.turns.take(keys));
+        let turn = replace.then(|| self.turns.take(keys, look_up));
+        let _turn = turn.transpose()?;
         while !left.is_empty() {
             let (round, later) = if replace {
                 first_of_each_key(left)
@@ -113,7 +117,7 @@ impl StoreCore {
                 answers[index] = put_code(outcome);
             }
         }
-        answers
+        Ok(answers)
     }
 
     /// Finds and leases objects, to be read.

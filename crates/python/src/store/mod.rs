@@ -106,7 +106,7 @@ impl Drop for PyStore {
         {
             let (core, host) = (Arc::clone(core), host.clone());
             let handle = core.handle().clone();
-            handle.spawn(async move {
+            runtime::close_behind(&handle, async move {
                 core.close(Instant::now() + CLOSE_WITHIN).await;
                 drop(host);
             });

@@ -98,13 +98,14 @@ pub(super) fn put(
     }];
     let outcome = py.detach(|| {
         let client = core.client();
-        if replace {
-            let _turn = core.turns.take(requests.iter().map(|request| &request.key));
+        PyResult::Ok(if replace {
+            let keys = requests.iter().map(|request| &request.key);
+            let _turn = core.turns.take(keys, runtime::look_for_signals)?;
             core.block(client.upsert(requests, config)).pop()
         } else {
             core.block(client.put(requests, config)).pop()
-        }
-    });
+        })
+    })?;
     Ok(only(outcome)? == PutOutcome::Stored)
 }
 

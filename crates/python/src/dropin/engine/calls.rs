@@ -26,44 +26,23 @@ pub(crate) struct PyMooncakeEngine {
     pub(super) live: Mutex<Option<Owned<Arc<Live>>>>,
 }
 
-impl Drop for PyMooncakeEngine {
-    fn drop(&mut self) {
-        let_go(self.live.get_mut().take());
-    }
-}
-
 /// The engine inside a :class:`TransferEngine`, for a store to share: ``setup(..., engine=...)``. It goes on as
 /// long as either of the two objects is there.
 #[pyclass(frozen, name = "InnerTransferEngine", module = "mooncake.engine")]
 pub(crate) struct PyInnerTransferEngine {
-    /// Always there until dropped.
-    live: Option<Owned<Arc<Live>>>,
-}
-
-impl Drop for PyInnerTransferEngine {
-    fn drop(&mut self) {
-        let_go(self.live.take());
-    }
-}
-
-/// Drops an engine without the interpreter lock: the last one waits until its memory is the program's alone.
-fn let_go(live: Option<Owned<Arc<Live>>>) {
-    if live.is_some() {
-        Python::attach(|py| py.detach(|| drop(live)));
-    }
+    live: Owned<Arc<Live>>,
 }
 
 impl PyInnerTransferEngine {
     pub(super) fn new(live: Arc<Live>) -> Self {
         Self {
-            live: Some(Owned::new(live)),
+            live: Owned::new(live),
         }
     }
 
     /// The engine, and what keeps it from being closed when the Python objects are gone.
     pub(crate) fn shared(&self) -> PyResult<SharedEngine> {
-        let live = self.live.as_ref().expect("it is there until dropped");
-        let live = live.get()?;
+        let live = self.live.get()?;
         Ok(SharedEngine {
             engine: Arc::clone(live.engine()),
             name: Some(live.name()),

@@ -87,7 +87,7 @@ impl PyMooncakeEngine {
                 runtime::close_later(py, live.named());
                 let live = Owned::new(Arc::new(live));
                 let before = self.live.lock().replace(live);
-                py.detach(|| drop(before));
+                drop(before);
                 Ok(0)
             }
             Err(error) => refused(&error),

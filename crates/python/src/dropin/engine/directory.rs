@@ -6,6 +6,7 @@
 //! length says, or the connection does. Every request has a deadline.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -17,6 +18,9 @@ const WITHIN: Duration = Duration::from_secs(3);
 
 /// Largest answer that is read.
 const ANSWER: u64 = 64 << 10;
+
+/// Characters of an answer that an error shows.
+const SHOWN: usize = 60;
 
 /// What the values of engines are kept under.
 const PREFIX: &str = "layercake/engine/";
@@ -33,6 +37,10 @@ pub(super) enum DirectoryError {
     Timeout { server: String },
     #[error("the metadata server at {server} answered {status:?}: check the address")]
     Refused { server: String, status: String },
+    #[error(
+        "the metadata server at {server} answered {value:?} where an engine's address is kept: check the address"
+    )]
+    NoAddress { server: String, value: String },
 }
 
 /// An HTTP metadata server.
@@ -83,8 +91,18 @@ impl Directory {
         if answer.status() == Some(404) {
             return Ok(None);
         }
-        let address = answer.accepted(self)?.trim().to_owned();
-        Ok((!address.is_empty()).then_some(address))
+        let address = answer.accepted(self)?.trim();
+        if address.is_empty() {
+            return Ok(None);
+        }
+        // Some services answer everything with a page of theirs.
+        if address.parse::<SocketAddr>().is_err() {
+            return Err(DirectoryError::NoAddress {
+                server: self.server.clone(),
+                value: address.chars().take(SHOWN).collect(),
+            });
+        }
+        Ok(Some(address.to_owned()))
     }
 
     /// Takes back what [`put`](Self::put) told.
@@ -155,7 +173,7 @@ impl Answer {
         let line = self.0.lines().next().unwrap_or_default();
         Err(DirectoryError::Refused {
             server: directory.server.clone(),
-            status: line.chars().take(60).collect(),
+            status: line.chars().take(SHOWN).collect(),
         })
     }
 }

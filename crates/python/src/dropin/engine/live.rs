@@ -18,6 +18,7 @@ use crate::core::{EngineCore, EngineSettings, RegisterRefused};
 use crate::dropin::member;
 use crate::memory::Use;
 use crate::peers::{Move, PeerEngine, PeerError, check_notification};
+use crate::runtime;
 
 /// How long closing waits for what is in flight.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -89,14 +90,20 @@ impl Live {
         }
         let address = address.to_string();
         let listing = async {
+            let own = [before.as_deref(), Some(&*address)];
             leaving(&host).await;
-            refuse_taken(
-                &engine,
-                &directory,
-                &host,
-                &[before.as_deref(), Some(&*address)],
-            )
-            .await?;
+            let mut holder = is_taken(&engine, &directory, &host, &own).await?;
+            if holder.is_some() {
+                // A store that was dropped keeps an engine that it shares until it has left its cluster.
+                let left = tokio::time::timeout(CLOSE_WITHIN, runtime::closed_behind()).await;
+                tracing::debug!(in_time = left.is_ok(), "dropped stores were waited for");
+                leaving(&host).await;
+                holder = is_taken(&engine, &directory, &host, &own).await?;
+            }
+            if let Some(holder) = holder {
+                let name = host.clone();
+                return Err(StartError::NameTaken { name, holder });
+            }
             engine.call_itself(&host);
             Ok(Names::listed(directory, &host, &address).await?)
         };
@@ -339,18 +346,22 @@ impl Live {
 }
 
 impl Drop for Live {
-    /// Whoever drops it may do with the memory what it likes when this returns; the rest needs nobody to wait.
+    /// A program that drops it may do with the memory what it likes when this returns; the rest needs nobody to wait.
     fn drop(&mut self) {
-        // First of all: whoever wants the name finds it here.
-        LEAVING.lock().push(Arc::clone(&self.peers));
-        if !self.engine().unregister_all(CLOSE_WITHIN) {
-            tracing::error!("memory of an engine that ends is still in use after {CLOSE_WITHIN:?}");
-        }
         let peers = Arc::clone(&self.peers);
-        let handle = self.peers().handle();
-        handle.spawn(async move {
-            peers.close(Instant::now() + CLOSE_WITHIN).await;
-            LEAVING.lock().retain(|other| !Arc::ptr_eq(other, &peers));
+        // First of all: whoever wants the name finds it here.
+        LEAVING.lock().push(Arc::clone(&peers));
+        runtime::apart(move || {
+            if !peers.engine.engine().unregister_all(CLOSE_WITHIN) {
+                tracing::error!(
+                    "memory of an engine that ends is still in use after {CLOSE_WITHIN:?}"
+                );
+            }
+            let handle = peers.engine.handle().clone();
+            handle.spawn(async move {
+                peers.close(Instant::now() + CLOSE_WITHIN).await;
+                LEAVING.lock().retain(|other| !Arc::ptr_eq(other, &peers));
+            });
         });
     }
 }
@@ -366,27 +377,24 @@ async fn leaving(name: &str) {
     }
 }
 
-/// Refuses a name that belongs to an engine at none of its `own` addresses, if that engine answers, and to the name. One that
+/// The address of the engine that a name belongs to: at none of the `own` addresses, it answers, and to the name. One that
 /// crashed left its entry behind, and another may have its address by now. Of two that start at the same moment the
 /// later one has the name.
-async fn refuse_taken(
+async fn is_taken(
     engine: &PeerEngine,
     directory: &Directory,
     name: &str,
     own: &[Option<&str>],
-) -> Result<(), StartError> {
+) -> Result<Option<String>, DirectoryError> {
     let Some(holder) = directory.get(name).await? else {
-        return Ok(());
+        return Ok(None);
     };
     if own.contains(&Some(&*holder)) {
-        return Ok(());
+        return Ok(None);
     }
     match tokio::time::timeout(HOLDER_WITHIN, engine.name_of(&holder)).await {
-        Ok(Ok(theirs)) if theirs == name => Err(StartError::NameTaken {
-            name: name.to_owned(),
-            holder,
-        }),
-        _ => Ok(()),
+        Ok(Ok(theirs)) if theirs == name => Ok(Some(holder)),
+        _ => Ok(None),
     }
 }
 

@@ -15,6 +15,7 @@ use crate::core::code::{self, Call};
 use crate::core::reasons::invalid;
 use crate::core::whole::PutItem;
 use crate::memory::Use;
+use crate::runtime;
 
 /// The pieces of each key.
 #[derive(Clone, Copy)]
@@ -80,14 +81,19 @@ pub(super) fn put_rows(
         Ok(plan) => plan,
         Err(code) => return Ok(keys.refused(name, code)),
     };
-    store.codes(py, name, keys, |core| {
+    store.try_codes(py, name, keys, |core| {
         let largest = OnceCell::new();
         let items = keys.iter().enumerate();
         let items = items.map(|(index, key)| {
             let (row, group) = (rows.row(index), plan.group(index));
             item(core, key, row, group, &largest)
         });
-        core.put(items.collect(), &plan.config, replace)
+        core.put(
+            items.collect(),
+            &plan.config,
+            replace,
+            runtime::look_for_signals,
+        )
     })
 }
 

@@ -98,14 +98,25 @@ impl PyMooncakeStore {
         entries: &(impl Entries + Sync),
         call: impl FnOnce(&StoreCore) -> Vec<i64> + Send,
     ) -> PyResult<Vec<i64>> {
+        self.try_codes(py, name, entries, |core| Ok(call(core)))
+    }
+
+    /// As [`codes`](Self::codes), of a call that a signal can end.
+    fn try_codes(
+        &self,
+        py: Python<'_>,
+        name: &'static str,
+        entries: &(impl Entries + Sync),
+        call: impl FnOnce(&StoreCore) -> PyResult<Vec<i64>> + Send,
+    ) -> PyResult<Vec<i64>> {
         let Some(core) = self.core()? else {
             return Ok(entries.refused(name, invalid(NOT_SET_UP)));
         };
-        Ok(py.detach(|| {
-            let codes = call(&core);
+        py.detach(|| {
+            let codes = call(&core)?;
             report::tell(name, &codes, |index| entries.name(index));
-            codes
-        }))
+            Ok(codes)
+        })
     }
 
     /// The code of the only entry.
@@ -177,7 +188,9 @@ impl Drop for PyMooncakeStore {
         // In a forked child there is nothing to end.
         if let Ok(Some(core)) = self.take() {
             let handle = core.handle().clone();
-            handle.spawn(async move { core.close(Instant::now() + CLOSE_WITHIN).await });
+            runtime::close_behind(&handle, async move {
+                core.close(Instant::now() + CLOSE_WITHIN).await;
+            });
         }
     }
 }

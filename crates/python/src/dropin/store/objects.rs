@@ -15,6 +15,7 @@ use crate::core::reasons::invalid;
 use crate::core::whole::{OpenGets, PutItem, whole};
 use crate::core::{ObjectCopy, StoreCore};
 use crate::memory::{self, PyBufferHandle};
+use crate::runtime;
 
 impl PyMooncakeStore {
     /// Stores values, each in parts, which must outlive the call.
@@ -47,8 +48,8 @@ impl PyMooncakeStore {
                 })
             })
             .collect();
-        self.codes(py, name, keys, |core| {
-            core.put(items, &plan.config, replace)
+        self.try_codes(py, name, keys, |core| {
+            core.put(items, &plan.config, replace, runtime::look_for_signals)
         })
     }
 

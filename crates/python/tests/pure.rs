@@ -1,0 +1,4 @@
+//! Modules that need no interpreter, with their tests: the library itself can only be loaded by one.
+
+#[path = "../src/core/turns.rs"]
+mod turns;
