@@ -11,6 +11,7 @@ pytest.importorskip("mooncake.store", reason="layercake-mooncake is not installe
 
 from conftest import child_env, run_child, wait_until  # noqa: E402
 from dropin import PRELUDE, check, clients, running_master  # noqa: E402
+from masters import Master  # noqa: E402
 
 MIB = 1 << 20
 
@@ -51,15 +52,32 @@ def test_transfers_of_whole_objects_that_fail_say_that_the_memory_is_free():
         assert client.do("store.batch_put_session_end(['s'])")[0] < 0
 
 
+def test_a_value_that_another_client_replaced_meanwhile_says_that_the_memory_is_free(master):
+    code = """
+stores, sources, codes = [new(), new()], [alloc(MIB), alloc(MIB)], [set(), set()]
+end = time.monotonic() + 60
+def work(store, source, codes, others):
+    # Until one of them took the key from the other.
+    while not (codes | others) - {0} and time.monotonic() < end:
+        codes.add(store.upsert_from("same", source, MIB))
+threads = [threading.Thread(target=work, args=(stores[i], sources[i], codes[i], codes[1 - i])) for i in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert (codes[0] | codes[1]) - {0} == {-1700}, codes
+"""
+    check(code, master, LAYERCAKE_LOG="off")
+
+
 def test_an_end_whose_memory_was_taken_back_finds_no_object():
-    with running_master() as (address, _), clients(address, 16 * MIB, 0) as (holder, client):
+    with Master() as master, clients(f"127.0.0.1:{master.rpc}", 16 * MIB, 0) as (holder, client):
         assert client.do("alive.append(alloc(4096)) or store.batch_put_session_start(list('abc'), [100] * 3)") == [0] * 3
         write = "store.batch_put_from_multi_buffer_ranges(['{}'], [[alive[-1]]], [[100]], [[0]])"
         assert client.do(write.format("a")) == [100]
         assert holder.do("store.close()") == 0
         assert client.do(write.format("b")) == [-800]
-        for _ in range(2):
+        for asked in (1, 2):
             assert client.do("store.batch_put_session_end(list('abc'))") == [-704] * 3
+            assert master.metrics()["master_batch_exist_key_requests_total"] == asked, "once for all keys"
         assert client.do("store.batch_put_session_revoke(list('abc'))") == [0] * 3
 
 

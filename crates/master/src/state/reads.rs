@@ -44,7 +44,10 @@ impl State {
                 };
                 let entry = shard.entry_mut(slot);
                 if entry.is_open() {
-                    return Presence::Reserved;
+                    return match query.probe {
+                        Probe::Readable if !has_memory(entry, &view) => Presence::Absent,
+                        _ => Presence::Reserved,
+                    };
                 }
                 if is_leaving(entry) || !counts(entry, query.probe, &view, &unreachable) {
                     return Presence::Absent;
@@ -285,6 +288,12 @@ fn counts(entry: &Entry, probe: Probe, view: &View, unreachable: &[u32]) -> bool
         Probe::Exists => unreachable.is_empty() || places.any(|place| reachable(place.segment)),
         Probe::Readable => places.any(|p| reachable(p.segment) && view.is_alive(*p)),
     }
+}
+
+/// Whether a reservation has a place in a segment that there still is. Without, it can never be read.
+fn has_memory(entry: &Entry, view: &View) -> bool {
+    let mut places = entry.places.as_slice().iter();
+    places.any(|place| view.cell(place.segment).is_some() || view.is_older_than(place.segment))
 }
 
 /// One call's reads.

@@ -200,6 +200,21 @@ fn mounting_is_checked() {
 }
 
 #[test]
+fn a_reservation_counts_as_long_as_it_has_memory() {
+    let world = World::with(StateConfig::default());
+    let client = world.client();
+    let nodes = [world.node("a", MIB), world.node("b", MIB)];
+    let both = world.put_with(&client, PutStart::new(key("k"), 1000), &replicas(2));
+    assert_eq!(both.unwrap().replicas.len(), 2);
+    for (node, left) in nodes.iter().zip([Presence::Reserved, Presence::Absent]) {
+        let id = node.segment.id;
+        let gone = world.state.unmount(world.now(), node.client, id, false);
+        assert_eq!(gone, Ok(UnmountProgress::Done));
+        assert_eq!(world.presence(&key("k")), left);
+    }
+}
+
+#[test]
 fn unmounting_at_once_takes_everything_along() {
     let world = World::with(StateConfig::default());
     let node = world.node("n", MIB);

@@ -1,9 +1,11 @@
 //! From errors to the integer codes of the Mooncake interface: the one place where that is decided.
 //!
 //! Callers read more into a code than what went wrong: for some, a code says whether their memory may still
-//! be touched. All calls of this crate return only when no byte of theirs moves any more, so a failed
-//! transfer of a whole object is answered with a code that says so, −702 for reads and −1700 for writes;
-//! for ranges it is −800, which callers of sessions know.
+//! be touched, and the wrong one has them keep it for ever. All calls of this crate return only when no byte of theirs moves
+//! any more. So a call on whole objects that failed is answered with a code that says so
+//! ([`ResultCode::releases_buffers`]): its own where that does, else −702 for reads and −1700 for writes. Only what
+//! is wrong with the arguments of a write stays −600, which programs know. For ranges a failed transfer is −800,
+//! which callers of sessions know.
 
 use layercake_protocol::code::ResultCode;
 use layercake_protocol::error::Refusal;
@@ -36,11 +38,29 @@ impl Call {
             Self::Session | Self::Question => ResultCode::TRANSFER_FAILED,
         }
     }
+
+    /// The code that a call is answered with for `code`: see the module's text.
+    fn settled(self, code: ResultCode) -> ResultCode {
+        let write = match self {
+            Self::WholeRead => false,
+            Self::WholeWrite => true,
+            Self::Session | Self::Question => return code,
+        };
+        if code == ResultCode::INVALID_ARGUMENT || code.releases_buffers(write) {
+            code
+        } else {
+            self.transfer_failed()
+        }
+    }
 }
 
 /// The code for an error, whose text is left as the reason.
 pub(crate) fn of(error: &StoreError, call: Call) -> i64 {
-    let code = match error {
+    reasons::because(call.settled(code_of(error, call)).as_result(), error)
+}
+
+fn code_of(error: &StoreError, call: Call) -> ResultCode {
+    match error {
         StoreError::Refused(refusal) => of_refusal(refusal, call),
         StoreError::MasterTimeout { .. } => ResultCode::MASTER_TIMEOUT,
         StoreError::MasterUnreachable { .. }
@@ -58,9 +78,12 @@ pub(crate) fn of(error: &StoreError, call: Call) -> i64 {
         | StoreError::Unconfirmed
         | StoreError::Timeout { .. } => call.transfer_failed(),
         StoreError::FingerprintMismatch { .. } => ResultCode::NOT_FOUND,
+        // Nobody gave it that, and it may succeed elsewhere or later.
+        StoreError::Closed | StoreError::SessionEnded if call == Call::WholeWrite => {
+            call.transfer_failed()
+        }
         _ => ResultCode::INVALID_ARGUMENT,
-    };
-    reasons::because(code.as_result(), error)
+    }
 }
 
 fn of_refusal(refusal: &Refusal, call: Call) -> ResultCode {

@@ -17,7 +17,8 @@ use layercake_protocol::code::ResultCode;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::range::ByteRange;
-use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_protocol::replica::{Presence, PutStart, Recency, ReplicateConfig};
+use layercake_store::link::Exists;
 use layercake_store::{EndError, PutSession, Range, RangeWrite, StoreError};
 use layercake_transport::{LocalSlice, PieceError};
 use parking_lot::RwLock;
@@ -264,18 +265,28 @@ impl StoreCore {
     }
 
     /// An end that did not reach the object's memory may be of one whose memory is gone: its owner withdrew it, or the
-    /// master started anew. There is no such object then, and nothing to try again.
+    /// master started anew. There is no such object then, and nothing to try again. Asks once for all of them.
     fn look_for_gone(&self, keys: &Names, codes: &mut [i64]) {
         let failed = Call::Session.transfer_failed().as_result();
-        for (key, code) in keys.iter().zip(codes).filter(|(_, code)| **code == failed) {
-            let Ok(key) = ObjectKey::new(key) else {
-                continue;
-            };
-            match self.block(self.client().stat(&key)) {
-                Ok(detail) if !detail.segments.is_empty() => {}
-                Ok(_) | Err(StoreError::Refused(Refusal::NotFound)) => *code = ABSENT,
-                // Nobody knows.
-                Err(_) => return,
+        let lost = keys.iter().zip(&*codes).enumerate();
+        let (indices, lost): (Vec<usize>, Vec<ObjectKey>) = lost
+            .filter(|(_, (_, code))| **code == failed)
+            .filter_map(|(index, (key, _))| Some((index, ObjectKey::new(key).ok()?)))
+            .unzip();
+        if lost.is_empty() {
+            return;
+        }
+        let query = Exists {
+            peek: true,
+            ..Exists::readable(&lost)
+        };
+        // Without an answer nobody knows.
+        let Ok(found) = self.block(self.client().link().exists(&query)) else {
+            return;
+        };
+        for (index, state) in indices.into_iter().zip(found.states) {
+            if state == Presence::Absent {
+                codes[index] = ABSENT;
             }
         }
     }

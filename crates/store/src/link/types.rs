@@ -66,7 +66,8 @@ impl LinkCarrier {
 pub struct Exists<'a> {
     /// The keys.
     pub keys: &'a [ObjectKey],
-    /// Count only objects with a replica on a live segment that is not `unreachable`.
+    /// Count only objects with a replica on a live segment that is not `unreachable`. Reservations count while a
+    /// segment of theirs is there.
     pub readable: bool,
     /// When the request touched the keys.
     pub recency: Recency,
