@@ -211,6 +211,8 @@ pub struct GetStarted {
     pub size: u64,
     /// Live replicas, the nearest first; never empty.
     pub replicas: Vec<Replica>,
+    /// Further live replicas, in segments that the reader said it can't reach.
+    pub left_out: u32,
     /// Whose bytes these are, if the writer said so.
     pub fingerprint: Option<Fingerprint>,
     /// The layout that the writer used; 0: none.

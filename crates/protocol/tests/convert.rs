@@ -267,9 +267,9 @@ proptest! {
     fn answers_travel_unchanged(
         got in vec(
             prop_oneof![
-                (1..u64::MAX, replicas(), fingerprints(), any::<u64>(), early_tables()).prop_map(
-                    |(size, replicas, fingerprint, layout_id, early)| Ok(GetStarted {
-                        size, replicas, fingerprint, layout_id, early
+                (1..u64::MAX, replicas(), any::<u32>(), fingerprints(), any::<u64>(), early_tables()).prop_map(
+                    |(size, replicas, left_out, fingerprint, layout_id, early)| Ok(GetStarted {
+                        size, replicas, left_out, fingerprint, layout_id, early
                     })
                 ),
                 refusals().prop_map(|refusal| Err(bare(refusal))),

@@ -260,6 +260,11 @@ impl StoreError {
 pub(crate) struct Failures(Option<StoreError>);
 
 impl Failures {
+    /// Before any replica was tried. `left_out`: there are more of them than can be.
+    pub(crate) fn begin(left_out: bool) -> Self {
+        Self(left_out.then(|| Refusal::Unreachable.into()))
+    }
+
     /// What is to be said after one more replica has failed.
     pub(crate) fn with(&self, last: StoreError) -> StoreError {
         match &self.0 {

@@ -136,7 +136,7 @@ impl State {
         if is_leaving(entry) {
             return Err(Refusal::NotFound);
         }
-        let replicas = reading.live_replicas(self, entry)?;
+        let (replicas, left_out) = reading.live_replicas(self, entry)?;
         entry.touch(epoch, index);
         let size = entry.size;
         if reading.session {
@@ -148,6 +148,7 @@ impl State {
         Ok(GetStarted {
             size,
             replicas,
+            left_out,
             fingerprint,
             layout_id,
             early: None,
@@ -180,12 +181,13 @@ impl State {
                 return Err(Refusal::AlreadyExists);
             }
             let early = Some(shard.early_table(slot).ok_or(Refusal::NotReady)?);
-            let replicas = reading.live_replicas(self, entry)?;
+            let (replicas, left_out) = reading.live_replicas(self, entry)?;
             let size = entry.size;
             let (fingerprint, layout_id) = shard.origin(slot);
             Ok(GetStarted {
                 size,
                 replicas,
+                left_out,
                 fingerprint,
                 layout_id,
                 early,
@@ -310,8 +312,12 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The replicas that the caller can read, the nearest first: at least one.
-    fn live_replicas(&mut self, state: &State, entry: &Entry) -> Result<Vec<Replica>, Refusal> {
+    /// The replicas that the caller can read, the nearest first: at least one. And how many more there are.
+    fn live_replicas(
+        &mut self,
+        state: &State,
+        entry: &Entry,
+    ) -> Result<(Vec<Replica>, u32), Refusal> {
         let places = entry.places.as_slice();
         if places.iter().any(|p| self.view.is_older_than(p.segment)) {
             self.view = state.pool.view();
@@ -321,7 +327,22 @@ impl Reading<'_> {
         if replicas.is_empty() {
             return Err(Refusal::Unreachable);
         }
-        Ok(replicas)
+        Ok((replicas, self.left_out(entry)))
+    }
+
+    /// Replicas that the caller does not want to hear of.
+    fn left_out(&self, entry: &Entry) -> u32 {
+        if self.unreachable.is_empty() {
+            return 0;
+        }
+        let mounted = |segment| {
+            let cell = self.view.cell(segment);
+            cell.is_some_and(|cell| cell.is_mounted())
+        };
+        let places = entry.places.as_slice().iter();
+        let left_out =
+            places.filter(|p| self.unreachable.contains(&p.segment) && mounted(p.segment));
+        u32::try_from(left_out.count()).unwrap_or(u32::MAX)
     }
 
     fn replicas(&self, entry: &Entry) -> Vec<Replica> {

@@ -217,6 +217,20 @@ fn segments_that_the_caller_cannot_reach_are_neither_used_nor_counted() {
         [Presence::Complete],
         "others can reach it"
     );
+    // An object with a copy elsewhere is found, and that there is one more is said.
+    put(&world, &client, "twice", 1000, &config(2));
+    for (unreachable, left_out) in [(&[][..], 0), (&unreachable, 1)] {
+        let query = GetStart {
+            keys: &[key("twice")],
+            recency: Recency::default(),
+            session: false,
+            unreachable,
+        };
+        let (mut got, _) = world.state.get_start(world.now(), &client, &query);
+        let got = got.remove(0).unwrap();
+        assert_eq!(got.left_out, left_out);
+        assert_eq!(got.replicas.len(), 2 - left_out as usize);
+    }
 }
 
 #[test]

@@ -100,6 +100,7 @@ impl From<GetStartAnswer> for wire::GetStartResponse {
                         refusal,
                         size: got.size,
                         replicas: encode_replicas(got.replicas),
+                        left_out: got.left_out,
                         fingerprint: encode_fingerprint(got.fingerprint),
                         layout_id: got.layout_id,
                         early_token: got.early.map_or(0, |table| table.token.0.get()),
@@ -136,6 +137,7 @@ impl GetStartAnswer {
             results.push(Ok(GetStarted {
                 size: got.size,
                 replicas: decode_replicas(got.replicas)?,
+                left_out: got.left_out,
                 fingerprint: decode_fingerprint(&got.fingerprint)?,
                 layout_id: got.layout_id,
                 early: decode_early(got.early_token, got.early_slots)?,

@@ -58,6 +58,8 @@ pub(super) struct Candidate {
     lease: LeaseHold,
     /// The replica to try.
     place: usize,
+    /// There are replicas that were not named, since they are out of reach.
+    left_out: bool,
     /// Of replicas before.
     failures: Failures,
     /// What is mostly enough of its header was not.
@@ -223,6 +225,7 @@ impl Candidate {
             fingerprint,
             layout_id,
             places: self.places,
+            left_out: self.left_out,
             rows,
             payload,
             preferred: AtomicUsize::new(self.place),
@@ -323,7 +326,8 @@ fn candidate(
         places,
         lease,
         place: 0,
-        failures: Failures::default(),
+        left_out: found.left_out > 0,
+        failures: Failures::begin(found.left_out > 0),
         whole_header: false,
     })
 }

@@ -204,7 +204,7 @@ impl ReadCall {
             place: get.first_place(),
             tried: 1,
             failed: None,
-            failures: Failures::default(),
+            failures: Failures::begin(get.left_out),
             answer: None,
         };
         let at = self.entries.len();

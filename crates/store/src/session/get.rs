@@ -30,6 +30,8 @@ pub(crate) struct GetShared {
     pub(crate) layout_id: u64,
     /// Replicas, the nearest first.
     pub(crate) places: Places,
+    /// There are more, out of this client's reach when the session began.
+    pub(crate) left_out: bool,
     /// What was written, from the header.
     pub(crate) rows: Rows,
     /// All of its bytes, if they came along with the header.

@@ -1,12 +1,13 @@
 //! Bytes that are damaged or of another deployment.
 
+use layercake_protocol::error::Refusal;
 use layercake_protocol::fingerprint::Fingerprint;
-use layercake_protocol::replica::Replica;
-use layercake_store::{GetOptions, PutRequest, StoreError};
+use layercake_protocol::replica::{PutStart, Recency, Replica, ReplicateConfig};
+use layercake_store::{EarlyRead, GetOptions, PutRequest, Range, StoreError};
 
 use crate::common::{
     Cluster, KIB, OneKey as _, PATIENCE, Spec, TestNode, Via, buffer, fresh_key, one, one_replica,
-    pattern, replicas, whole,
+    pattern, refusal, replicas, whole,
 };
 
 // contract: session-12
@@ -181,4 +182,92 @@ async fn an_object_is_damaged_only_if_all_its_replicas_are() {
             assert!(matches!(error, StoreError::Transfer { .. }), "{error}");
         }
     }
+}
+
+/// A client that knows a replica's node to be out of reach is not told of the replica. It may be a good one all the same, so
+/// an object is not called damaged for the others; one without such a replica is.
+// contract: session-13
+#[tokio::test]
+async fn a_replica_that_is_not_tried_may_be_a_good_one() {
+    let cluster = Spec::new(Via::Tcp).nodes(&[1024 * KIB; 2]).start().await;
+    let (writer, reader) = (cluster.client().await, cluster.client().await);
+    let size = 64 * KIB;
+    let memory = buffer(writer.engine(), pattern(1, size));
+    let on = |node: &str| ReplicateConfig {
+        preferred_segments: vec![node.to_owned()],
+        ..one_replica()
+    };
+    let (both, here, there) = (
+        [fresh_key(), fresh_key()],
+        [fresh_key(), fresh_key()],
+        fresh_key(),
+    );
+    let mut wanted = vec![(there.clone(), on("node-1"))];
+    wanted.extend(both.iter().map(|key| (key.clone(), replicas(2))));
+    wanted.extend(here.iter().map(|key| (key.clone(), on("node-0"))));
+    for (key, config) in wanted {
+        let put = PutRequest::new(key, vec![whole(&memory)]);
+        one(writer.put(vec![put], &config).await).expect("there is room");
+    }
+    let unfinished = PutStart::new(fresh_key(), size).early_reads();
+    let early = unfinished.key.clone();
+    let two = replicas(2);
+    let started = writer.start_puts(vec![unfinished], &two, Recency::default());
+    let put = one(started.await).expect("there is room");
+    writer.write(&put, 0, &pattern(1, size)).await.expect("up");
+
+    let node = &cluster.nodes[0];
+    let damage = async |replica: &Replica, header: bool| {
+        assert_eq!(replica.segment, node.node.segments()[0].id);
+        let at = if header {
+            replica.offset + 40
+        } else {
+            replica.payload_offset()
+        };
+        let byte = node.peek(at, 1).await[0];
+        node.poke(at, &[byte ^ 0x10]).await;
+    };
+    let own = |replica: &Replica| replica.segment == node.node.segments()[0].id;
+    for keys in [&both, &here] {
+        for (key, header) in keys.iter().zip([false, true]) {
+            let found = writer.stat(key).await.expect("it is there").object;
+            let replica = found.replicas.iter().find(|replica| own(replica));
+            damage(replica.expect("one is on this node"), header).await;
+        }
+    }
+    let replica = put.replicas().find(|replica| own(replica));
+    damage(&replica.expect("one is on this node"), false).await;
+    cluster.nodes[1].engine.shutdown(PATIENCE);
+    let gone = reader.start_get(&there).await.map(drop);
+    assert!(matches!(gone, Err(StoreError::Transfer { .. })), "{gone:?}");
+
+    for (keys, damaged) in [(&both, false), (&here, true)] {
+        let get = reader.start_get(&keys[0]).await.expect("a sound header");
+        let payload = reader.read(&get, 0, size).await.map(drop);
+        let header = reader.start_get(&keys[1]).await.map(drop);
+        for failed in [payload, header] {
+            let error = failed.expect_err("damaged");
+            let told = matches!(
+                error,
+                StoreError::ChecksumMismatch { .. } | StoreError::HeaderMismatch { .. }
+            );
+            let passed_over = matches!(error, StoreError::Refused(Refusal::Unreachable));
+            assert_eq!((told, passed_over), (damaged, !damaged), "{error}");
+        }
+    }
+    let sessions = reader.start_early_gets(std::slice::from_ref(&early), Recency::default());
+    let session = one(sessions.await).expect("it is being written");
+    let target = buffer(
+        reader.engine(),
+        vec![0; usize::try_from(size).expect("small")],
+    );
+    let reads = vec![EarlyRead {
+        session: &session,
+        ranges: vec![Range {
+            offset: 0,
+            local: whole(&target),
+        }],
+    }];
+    let read = one(reader.read_early(reads, PATIENCE, None).await).map(drop);
+    assert_eq!(refusal(read), Refusal::Unreachable);
 }

@@ -208,6 +208,7 @@ fn session(
     }
     let writing = Writing {
         places,
+        left_out: found.left_out > 0,
         table,
         seen: Seen::new(table.slots),
     };

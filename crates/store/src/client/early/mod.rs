@@ -82,6 +82,8 @@ enum Stage {
 struct Writing {
     /// The nearest first.
     places: Places,
+    /// There are more, out of this client's reach.
+    left_out: bool,
     table: EarlyTable,
     seen: Seen,
 }
@@ -139,6 +141,11 @@ impl EarlySession {
         if let Stage::Writing(_) = *stage {
             *stage = to;
         }
+    }
+
+    /// Whether its object is being written, with replicas that this client can't reach.
+    fn leaves_out(&self) -> bool {
+        matches!(&*self.shared.stage.lock(), Stage::Writing(writing) if writing.left_out)
     }
 
     fn is_writing(&self) -> bool {

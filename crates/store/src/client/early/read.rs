@@ -29,7 +29,7 @@ use crate::client::fanout::Fanout;
 use crate::client::places::Places;
 use crate::client::read::{RangeRead, ReadDone};
 use crate::client::write::Range;
-use crate::error::StoreError;
+use crate::error::{Failures, StoreError};
 use crate::session::GetSession;
 use crate::session::cut::check_range;
 
@@ -137,6 +137,7 @@ pub(super) struct Entry {
     /// The replica that is read and looked at, and how many failed.
     pub(super) place: usize,
     failed: usize,
+    failures: Failures,
     /// A place that had records was somebody else's: the master was asked.
     doubted: bool,
     /// It can't be checked in parts: it waits for the commit.
@@ -177,6 +178,7 @@ impl Call {
                     wanted,
                     place: 0,
                     failed: 0,
+                    failures: Failures::begin(read.session.leaves_out()),
                     doubted: false,
                     whole_only: false,
                 });
@@ -389,9 +391,10 @@ impl Entry {
         self.place += 1;
         if self.failed < ready.places.len() {
             core.counters.failovers.one();
+            self.failures.note(error);
             return Settled::Again;
         }
-        Settled::Answer(Err(error))
+        Settled::Answer(Err(self.failures.with(error)))
     }
 }
 
