@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 4;
 /// An engine that is recording is waited for so long before it is looked whether it is lost.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Between two looks.
+/// Between two looks, and between two attempts at first. Longer and longer, where the store can't be asked.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The version of the record's format.
@@ -45,6 +45,16 @@ struct AnyRecord {
     version: u64,
 }
 
+/// What an answer is waited for.
+enum Waits {
+    /// The store says nothing.
+    Store,
+    /// Another engine is recording what it is.
+    Others,
+    /// The store could not say, for a reason that may pass.
+    Failed(StoreError),
+}
+
 /// Compares an identity with the one that the group has recorded, or records it. An answer within this time, or none. An
 /// engine that was lost while it recorded is only replaced if this is more than the master keeps its reservation.
 pub(crate) async fn agree(
@@ -58,22 +68,23 @@ pub(crate) async fn agree(
         detail,
     };
     let key = ObjectKey::new(&format!("layercake/sharing-group/{group}"))?;
-    let mut others = false;
-    let recorded = recorded(store, &key, ours, &mut others);
+    let mut waits = Waits::Store;
+    let recorded = recorded(store, &key, ours, &mut waits);
     let recorded = tokio::time::timeout(within, recorded).await;
     let theirs = match recorded {
         Ok(Ok(None)) => return Ok(()),
         Ok(Ok(Some(theirs))) => theirs,
         Ok(Err(detail)) => return Err(refused(detail)),
-        Err(_) if others => {
-            return Err(refused(format!(
-                "another engine has begun to record what it is in the object {key}, and has not ended within {within:?}"
-            )));
-        }
         Err(_) => {
-            return Err(refused(format!(
-                "the store did not answer within {within:?}"
-            )));
+            return Err(refused(match waits {
+                Waits::Store => format!("the store did not answer within {within:?}"),
+                Waits::Others => format!(
+                    "another engine has begun to record what it is in the object {key}, and has not ended within {within:?}"
+                ),
+                Waits::Failed(error) => {
+                    format!("the store could not say within {within:?}: {error}")
+                }
+            }));
         }
     };
     ours.check_peer(&theirs).map_err(|differs| {
@@ -83,12 +94,13 @@ pub(crate) async fn agree(
     })
 }
 
-/// The group's identity, if it is not ours that is recorded now. `others` is set while another engine records its own.
+/// The group's identity, if it is not ours that is recorded now. Tries again for as long as the caller waits where the
+/// store can't say for a reason that may pass.
 async fn recorded(
     store: &StoreClient,
     key: &ObjectKey,
     ours: &Identity,
-    others: &mut bool,
+    waits: &mut Waits,
 ) -> Result<Option<Identity>, String> {
     let record = Record {
         version: VERSION,
@@ -101,37 +113,48 @@ async fn recorded(
         ..ReplicateConfig::default()
     };
     let keys = std::slice::from_ref(key);
-    let mut attempts = 0..ATTEMPTS;
-    let mut last = StoreError::UnknownSession;
-    while *others || attempts.next().is_some() {
+    let (mut gone, mut pause) = (0, PAUSE);
+    loop {
         let put = store.put_bytes(&[(key.clone(), &text)], &config).await;
-        *others = false;
-        match put.into_iter().next() {
-            Some(Ok(PutOutcome::Stored)) => return Ok(None),
-            Some(Ok(PutOutcome::InProgress)) => {
+        let put = put.into_iter().next();
+        let error = match put.unwrap_or(Err(StoreError::UnknownSession)) {
+            Ok(PutOutcome::Stored) => return Ok(None),
+            Ok(PutOutcome::InProgress) => {
                 // Its first engine starts at this moment, or was lost while it did: then the reservation is given to the next
                 // put, when its time is over. The caller's time ends this.
-                *others = true;
+                *waits = Waits::Others;
                 // A master with too many waits answers at once.
                 let looked = store.wait_complete(keys, LOOK);
                 tokio::join!(looked, tokio::time::sleep(PAUSE));
                 continue;
             }
             // Somebody has recorded it before, or has taken this engine for lost.
-            Some(Ok(_) | Err(StoreError::Refused(Refusal::Superseded))) | None => {}
-            Some(Err(error)) => return Err(error.to_string()),
-        }
-        match store.get(keys).await.into_iter().next() {
-            Some(Ok(bytes)) => return decode(key, &bytes).map(Some),
-            // It went between the two.
-            Some(Err(error @ StoreError::Refused(Refusal::NotFound | Refusal::NotReady))) => {
-                last = error;
+            Ok(_) | Err(StoreError::Refused(Refusal::Superseded)) => {
+                let got = store.get(keys).await.into_iter().next();
+                match got.unwrap_or(Err(StoreError::UnknownSession)) {
+                    Ok(bytes) => return decode(key, &bytes).map(Some),
+                    // It went between the two.
+                    Err(StoreError::Refused(Refusal::NotFound | Refusal::NotReady))
+                        if gone + 1 < ATTEMPTS =>
+                    {
+                        gone += 1;
+                        *waits = Waits::Store;
+                        continue;
+                    }
+                    Err(error) => error,
+                }
             }
-            Some(Err(error)) => return Err(error.to_string()),
-            None => {}
+            Err(error) => error,
+        };
+        let is_gone = matches!(error, StoreError::Refused(Refusal::NotReady));
+        if is_gone || !error.is_retryable() {
+            return Err(error.to_string());
         }
+        tracing::debug!(%key, %error, "the store can't say what the sharing group is: it is asked again");
+        *waits = Waits::Failed(error);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LOOK);
     }
-    Err(last.to_string())
 }
 
 fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Identity, String> {

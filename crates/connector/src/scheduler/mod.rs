@@ -255,8 +255,14 @@ fn planner_config(
 impl SchedulerSide for StoreScheduler {
     fn matched_tokens(&mut self, request: &RequestView<'_>) -> Matched {
         if !self.agreed.load(Ordering::Acquire) {
-            // Nothing of others' is used; the step is refused by name.
-            return Matched::Tokens(0);
+            // Nothing of others' is used; a step is refused by name. The request is known from here on, as any that was asked
+            // about.
+            let nothing = RequestView {
+                tokens: 0,
+                hashes: &[],
+                ..*request
+            };
+            return self.planner.matched(&nothing, self.now()).0;
         }
         self.take_answers();
         // A master that came back may grant other leases.

@@ -10,6 +10,8 @@ use layercake_connector::contract::{
 use layercake_connector::scheduler::StoreScheduler;
 use layercake_protocol::key::ObjectKey;
 use layercake_protocol::replica::{PutStart, Recency, ReplicateConfig};
+use layercake_transport::PieceError;
+use layercake_transport::mock::{MockNetwork, Pace};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -53,6 +55,11 @@ async fn an_engine_of_a_group_plans_nothing_before_it_has_asked() {
         preempted: &[],
     };
     assert_eq!(scheduler.matched_tokens(&view), Matched::Tokens(0));
+    scheduler
+        .after_allocation(&request, 0)
+        .expect("it loads nothing");
+    let more = scheduler.after_allocation(&request, 4);
+    more.expect_err("nothing was offered");
     let refused = scheduler.build_metadata(&nothing);
     let refused = refused.expect_err("nobody asked").to_string();
     assert!(
@@ -87,7 +94,7 @@ async fn a_record_that_is_never_ended_is_replaced() {
 // contract: connector-2
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn engines_of_one_group_that_differ_are_refused_by_name_at_start_up() {
-    let mut cluster = Cluster::start().await;
+    let cluster = Cluster::start().await;
     let (first, chat) = (deployment(2), json!({"sharing_group": "chat"}));
     starts(&cluster, &first, &chat).await.expect("the first");
     let again = json!({"sharing_group": "chat", "kv_role": "kv_consumer"});
@@ -130,15 +137,38 @@ async fn engines_of_one_group_that_differ_are_refused_by_name_at_start_up() {
             assert!(odd.contains(part), "{odd}");
         }
     }
+}
 
-    // A store that can't say is told of, not ignored.
-    let scheduler = StoreScheduler::new(&first, options(&chat), store, Handle::current());
+/// A store that can't say is asked again, and in the end told of, not ignored.
+// contract: connector-2
+#[tokio::test]
+async fn a_store_that_can_not_say_is_asked_again_for_as_long_as_an_engine_waits() {
+    let network = MockNetwork::new(3, Pace::Immediate);
+    let mut cluster = Cluster::on(&network).await;
+    let chat = json!({"sharing_group": "chat"});
+    // The first engine's record does not arrive, then the second one does not get it.
+    for _ in 0..2 {
+        let store = cluster.client().await;
+        let scheduler =
+            StoreScheduler::new(&deployment(1), options(&chat), store, Handle::current());
+        let agreeing = scheduler.expect("covered").agree();
+        network.fail_next([PieceError::PeerGone]);
+        agreeing.await.expect("it passes");
+    }
+    let other = starts(&cluster, &deployment(2), &chat).await;
+    let other = other.expect_err("it differs").to_string();
+    assert!(other.contains("tensor_parallel_size"), "{other}");
+
+    let store = cluster.client().await;
+    let scheduler = StoreScheduler::new(&deployment(1), options(&chat), store, Handle::current());
     cluster.stop_master().await;
+    // From here on nothing but time is waited for.
+    tokio::time::pause();
     let gone = scheduler.expect("covered").agree().await;
-    assert!(
-        matches!(gone, Err(ConnectorError::Sharing { .. })),
-        "{gone:?}"
-    );
+    let gone = gone.expect_err("it never comes back").to_string();
+    for part in ["\"chat\"", "within 45s", "can't be reached"] {
+        assert!(gone.contains(part), "{gone}");
+    }
 }
 
 /// However many start at once, they agree on the first of them.

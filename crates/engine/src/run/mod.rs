@@ -13,6 +13,7 @@
 
 mod rank;
 pub mod timeline;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +39,9 @@ use crate::scheduler::{Ended, Limits, Link, Scheduler};
 /// How long an engine that has nothing to compute waits for a look-up, or for saves, before it looks for
 /// the other.
 pub(crate) const IDLE: Duration = Duration::from_millis(1);
+
+/// How long an engine waits for its sharing group: longer than it takes to say that the store does not answer.
+const AGREEMENT: Duration = Duration::from_mins(1);
 
 /// What an engine is.
 #[derive(Clone, Debug)]
@@ -190,7 +194,8 @@ impl Engine {
     }
 
     /// An engine that saves what it computes to a store, and loads what it finds there. With a sharing group it waits for the
-    /// store here, and is refused if it differs from the group's others, or if a thread of a runtime starts it.
+    /// store here, and is refused if it differs from the group's others. So a thread that may block starts it: not one that
+    /// [`StoreLink::runtime`] needs to go on.
     pub fn with_store(config: &EngineConfig, link: &StoreLink) -> Result<Self, EngineError> {
         Self::start(config, link.store.engine(), Some(link))
     }
@@ -216,14 +221,12 @@ impl Engine {
         if let (Some((link, _)), Some(scheduler)) = (store, &connector)
             && let Some(group) = &link.options.sharing_group
         {
-            if Handle::try_current().is_ok() {
-                return Err(EngineError::Setting {
-                    name: "sharing_group",
-                    value: group.clone(),
-                    accepted: "an engine of a group waits for the store when it starts, so a thread outside of runtimes has to start it".to_owned(),
-                });
-            }
-            link.runtime.block_on(scheduler.agree())?;
+            let agreed = waiting::wait_for(&link.runtime, AGREEMENT, scheduler.agree());
+            agreed.ok_or_else(|| EngineError::Setting {
+                name: "sharing_group",
+                value: group.clone(),
+                accepted: "an engine of a group waits for the store when it starts: its runtime has to run meanwhile, so no task of a runtime of one thread may start it".to_owned(),
+            })??;
         }
         let blocks = usize::try_from(config.blocks).unwrap_or(usize::MAX);
         let room = blocks.saturating_mul(config.block_size as usize);

@@ -13,9 +13,13 @@ use tokio::runtime::Handle;
 
 use super::IDLE;
 use super::timeline::{Activity, Timeline};
+use super::waiting::wait_for;
 use crate::error::EngineError;
 use crate::model::{BatchItem, LayerHooks, Logits, RankModel};
 use crate::parallel::Port;
+
+/// How much longer than a worker's own deadline its end is waited for: in vain only if the runtime has ended.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// A step's work, the same for all ranks.
 #[derive(Debug)]
@@ -100,7 +104,14 @@ impl Rank {
         };
         let worker = thread.join().map_err(|_| lost)?;
         match (worker, runtime) {
-            (Some(worker), Some(runtime)) => Ok(runtime.block_on(worker.close(deadline))?),
+            (Some(worker), Some(runtime)) => {
+                let closing = worker.close(deadline);
+                let closed = wait_for(runtime, deadline.saturating_add(GRACE), closing);
+                Ok(closed.ok_or(ConnectorError::Deadline {
+                    what: "the store's runtime, for the end of the worker's tasks",
+                    after: deadline,
+                })??)
+            }
             _ => Ok(()),
         }
     }

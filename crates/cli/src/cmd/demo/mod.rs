@@ -65,6 +65,9 @@ pub(crate) struct Options {
     /// Load and save whole objects instead of layers, for comparison
     #[arg(long)]
     whole_objects: bool,
+    /// Succeed also if loading takes no less time than computing, as it may where others use the machine
+    #[arg(long)]
+    ignore_times: bool,
     /// Draw one step of each engine, layer by layer
     #[arg(long, value_name = "FILE.svg")]
     timeline: Option<PathBuf>,
@@ -79,6 +82,8 @@ pub(crate) struct Options {
 
 /// Memory of the node.
 const CAPACITY: u64 = 256 << 20;
+/// Objects that are no blocks: what the engines that share them have in common.
+const RECORDS: u64 = 1;
 /// Longest time for an engine to answer a request: far above all deadlines of one.
 const ANSWER_WITHIN: Duration = Duration::from_mins(5);
 
@@ -116,7 +121,7 @@ pub(crate) fn execute(options: &Options, sources: &Sources) -> Result<()> {
         output::print("")?;
     }
     output::print_json(&report)?;
-    match report.faults() {
+    match report.faults(options.ignore_times) {
         faults if faults.is_empty() => Ok(()),
         faults => bail!("{}", faults.join("; ")),
     }
@@ -177,7 +182,7 @@ impl Demo<'_> {
         bar.set_message("computing and saving");
         let prefill;
         (answers.prefill, prefill) = engines.run(run(Part::Prefill), self).await?;
-        let objects = link.status().await?.objects;
+        let objects = link.status().await?.objects.saturating_sub(RECORDS);
         bar.set_message("loading from the pool");
         let decode;
         (answers.decode, decode) = engines.run(run(Part::Decode), self).await?;

@@ -38,7 +38,7 @@ pub(crate) struct Report {
     pub(crate) loaded_blocks: u64,
     pub(crate) failed_loads: u64,
     pub(crate) keys_queried: u64,
-    /// Objects in the pool: one for each block and rank, not for each layer.
+    /// Blocks' objects in the pool: one for each block and rank, not for each layer.
     pub(crate) objects: u64,
     pub(crate) layers: usize,
     pub(crate) ranks: u32,
@@ -119,8 +119,8 @@ impl Report {
         }
     }
 
-    /// Why the demo as a whole is a failure; none if it is not.
-    pub(crate) fn faults(&self) -> Vec<String> {
+    /// Why the demo as a whole is a failure; none if it is not. Times are the machine's matter, too.
+    pub(crate) fn faults(&self, ignore_times: bool) -> Vec<String> {
         let mut faults = Vec::new();
         if self.mismatches > 0 {
             faults.push(format!("{} results are wrong", self.mismatches));
@@ -133,6 +133,13 @@ impl Report {
         }
         if self.hit_tokens == 0 {
             faults.push("nothing was served from the pool".to_owned());
+        }
+        if !ignore_times && self.ttft_warm_s >= self.ttft_cold_s {
+            faults.push(format!(
+                "loading takes no less time than computing: {:.1} ms to the first token, and {:.1} ms (--ignore-times, on a machine that others use)",
+                self.ttft_warm_s * 1e3,
+                self.ttft_cold_s * 1e3
+            ));
         }
         faults
     }
@@ -181,11 +188,15 @@ mod tests {
             exposed_us: vec![10.0, 20.0],
             ..Done::default()
         };
+        let warm = Done {
+            first_token_s: 0.25,
+            ..done.clone()
+        };
         let all = vec![done; 2];
         let mut answers = Answers {
             alone: all.clone(),
-            prefill: all.clone(),
-            decode: all,
+            prefill: all,
+            decode: vec![warm; 2],
         };
         change(&mut answers);
         let conditions = Conditions {
@@ -203,24 +214,40 @@ mod tests {
     fn a_load_that_failed_is_a_fault_though_it_was_computed_again() {
         let mut report = report(|_| ());
         report.failed_loads = 3;
-        assert_eq!(report.faults(), ["3 blocks were not loaded"]);
+        assert_eq!(report.faults(false), ["3 blocks were not loaded"]);
+    }
+
+    #[test]
+    fn a_load_that_takes_as_long_as_computing_is_a_fault_where_times_count() {
+        let slow = report(|answers| {
+            answers
+                .decode
+                .iter_mut()
+                .for_each(|d| d.first_token_s = 0.5);
+        });
+        let faults = slow.faults(false);
+        assert!(
+            faults.len() == 1 && faults[0].contains("500.0 ms"),
+            "{faults:?}"
+        );
+        assert_eq!(slow.faults(true), [""; 0]);
     }
 
     #[test]
     fn one_wrong_bit_in_one_engine_is_a_fault() {
         let good = report(|_| ());
-        assert!(good.tokens_equal && good.logits_equal && good.faults().is_empty());
+        assert!(good.tokens_equal && good.logits_equal && good.faults(false).is_empty());
         assert_eq!((good.hit_tokens, good.mismatches), (32, 0));
         assert_eq!(good.exposed_us, [10.0, 20.0]);
         let bit = report(|answers| answers.decode[1].logits[0][31] ^= 1);
         assert!(bit.tokens_equal && !bit.logits_equal);
-        assert_eq!(bit.faults(), ["1 results are wrong"]);
+        assert_eq!(bit.faults(false), ["1 results are wrong"]);
         let token = report(|answers| answers.prefill[0].tokens[1] = 9);
         assert!(!token.tokens_equal && token.mismatches == 1);
         assert!(token.tables().contains("NO"));
         let cold = report(|answers| answers.decode.iter_mut().for_each(|d| d.loaded_tokens = 0));
-        assert_eq!(cold.faults(), ["nothing was served from the pool"]);
+        assert_eq!(cold.faults(false), ["nothing was served from the pool"]);
         let failed = report(|answers| answers.alone[0].failed = true);
-        assert_eq!(failed.faults(), ["1 requests failed"]);
+        assert_eq!(failed.faults(false), ["1 requests failed"]);
     }
 }

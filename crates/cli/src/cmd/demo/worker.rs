@@ -129,6 +129,8 @@ impl Worker {
             // What is served from the store is to be seen, whether it pays or not.
             decline_slow_loads: false,
             lookup_timeout: Duration::from_secs(30),
+            // Engines that differed would miss each other's blocks, and only seem to work.
+            sharing_group: Some("demo".to_owned()),
             ..ConnectorOptions::default()
         };
         let to_store = StoreLink {
