@@ -168,7 +168,7 @@ impl State {
         if !placement.place(EXTENT, 1, &mut placed) {
             return None;
         }
-        let first = *placed.places.first()?;
+        let first = *placed.places.as_slice().first()?;
         let cell = view.cell(first.segment)?;
         let full = self.share(cell.capacity(), self.config.high_watermark);
         if !cell.begin_hold(first, EXTENT, full, cell.capacity() / SHARE) {

@@ -18,7 +18,7 @@ use super::api::Location;
 use super::config::Strategy;
 use super::effects::Extent;
 use super::segments::{SegmentCell, View};
-use super::shard::Place;
+use super::shard::{Place, Places};
 
 /// Repeatable randomness that needs no lock.
 #[derive(Debug)]
@@ -43,7 +43,8 @@ impl Dice {
 /// The places of one object, as they are found.
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Places,
+    /// Where they lie, as long as more are looked for.
     cells: Vec<Arc<SegmentCell>>,
 }
 
@@ -112,12 +113,16 @@ impl<'a> Placement<'a> {
 
     /// Finds places until there are `replicas`; false: there is no room for so many now.
     pub(crate) fn place(&self, extent: Extent, replicas: usize, placed: &mut Placed) -> bool {
-        while placed.places.len() < replicas {
+        let mut left = replicas - placed.places.as_slice().len().min(replicas);
+        while left > 0 {
             let Some((cell, place)) = self.next(extent, placed) else {
                 return false;
             };
             placed.places.push(place);
-            placed.cells.push(cell.clone());
+            left -= 1;
+            if left > 0 {
+                placed.cells.push(cell.clone());
+            }
         }
         true
     }

@@ -29,6 +29,24 @@ impl Span {
         }
     }
 
+    /// What comes behind these elements, after `before` more of them.
+    pub(crate) fn behind<T>(elements: &[T], before: usize) -> Self {
+        let len = size_of::<T>();
+        Self {
+            addr: elements
+                .as_ptr_range()
+                .end
+                .addr()
+                .wrapping_add(before * len),
+            len,
+        }
+    }
+
+    /// So many bytes from its start on.
+    pub(crate) fn with_len(self, len: usize) -> Self {
+        Self { len, ..self }
+    }
+
     /// Fetches it into the cache.
     pub(crate) fn fetch(self) {
         let mut line = self.addr / LINE * LINE;

@@ -13,6 +13,7 @@ use layercake_protocol::replica::{
 };
 
 use super::State;
+use super::ahead::Purpose;
 use super::api::{Caller, Location, PutBatch, Version};
 use super::effects::{Effects, Extent, Fate};
 use super::groups::Handle;
@@ -93,7 +94,7 @@ impl State {
         let keys = puts.iter().map(|put| put.key.as_str());
         let claims: Vec<_> = puts
             .iter()
-            .zip(self.ahead(tenant, keys))
+            .zip(self.ahead(Purpose::Add, tenant, keys))
             .enumerate()
             .map(|(position, (put, hash))| {
                 self.claim_name(&batch, position, (put, hash), &mut effects)
@@ -228,8 +229,7 @@ impl State {
         // Drawn now: above everything that was ever written into these places.
         let generation = self.draw_generation();
         let alive = |place| view.is_alive(place);
-        let places = Places::from(found.places);
-        match shard.fill(claim.handle, generation, places, &alive, effects) {
+        match shard.fill(claim.handle, generation, found.places, &alive, effects) {
             Ok(()) => {
                 let places = shard.entry(claim.handle.slot).places.as_slice();
                 let short = places.len() < placement.wanted();
@@ -242,9 +242,11 @@ impl State {
                         generation,
                     })
                 };
+                let mut replicas = Vec::with_capacity(places.len());
+                replicas.extend(places.iter().filter_map(replica));
                 Ok(PutStarted {
                     generation,
-                    replicas: places.iter().filter_map(replica).collect(),
+                    replicas,
                 })
             }
             Err((unused, refusal)) => {
@@ -297,7 +299,7 @@ impl State {
         let keys = slots.iter().map(|slot| slot.put.key.as_str());
         let answers = slots
             .iter()
-            .zip(self.ahead(tenant, keys))
+            .zip(self.ahead(Purpose::Add, tenant, keys))
             .enumerate()
             .map(|(position, named)| {
                 let fresh = self.put_slot(&batch, position, named, &mut effects)?;
@@ -372,7 +374,7 @@ impl State {
         let mut effects = Effects::default();
         let mut committed = 0;
         let answers = self
-            .with_versions(caller, objects, |shard, named, object| {
+            .with_versions(Purpose::End, caller, objects, |shard, named, object| {
                 let alive = |place| view.is_alive(place);
                 let generation = object.generation();
                 let client = caller.client;
@@ -446,7 +448,7 @@ impl State {
         let mut effects = Effects::default();
         let mut revoked = 0;
         let answers: Vec<_> = self
-            .with_versions(caller, objects, |shard, named, object| {
+            .with_versions(Purpose::End, caller, objects, |shard, named, object| {
                 let (generation, client) = (object.generation(), caller.client);
                 end(shard, named, generation, client, &mut effects)?;
                 revoked += 1;

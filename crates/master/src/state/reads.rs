@@ -8,6 +8,7 @@ use layercake_protocol::key::{ObjectKey, Tenant};
 use layercake_protocol::replica::{GetStarted, Presence, Replica};
 
 use super::State;
+use super::ahead::Purpose;
 use super::api::{Caller, Exists, GetStart, Location, Probe, Version};
 use super::effects::Effects;
 use super::moment::Moment;
@@ -34,7 +35,7 @@ impl State {
         let unreachable = view.slots_of_or_away(query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
         let mut answer = Vec::with_capacity(query.keys.len());
-        let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
+        let mut hashes = tenant.map(|tenant| self.ahead(Purpose::Visit, tenant, texts(query.keys)));
         for (position, key) in query.keys.iter().enumerate() {
             let hash = hashes.as_mut().and_then(Iterator::next);
             let presence = tenant.zip(hash).map_or(Presence::Absent, |(tenant, hash)| {
@@ -82,7 +83,7 @@ impl State {
         }
         let tenant = self.tenants.find(&caller.tenant);
         let mut answers = Vec::with_capacity(query.keys.len());
-        let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
+        let mut hashes = tenant.map(|tenant| self.ahead(Purpose::Visit, tenant, texts(query.keys)));
         for (position, key) in query.keys.iter().enumerate() {
             let index = prefix_index(query.recency.first_index, position);
             let hash = hashes.as_mut().and_then(Iterator::next);
@@ -168,7 +169,7 @@ impl State {
     ) -> Vec<Result<GetStarted, Refusal>> {
         let (mut reading, _) = self.reading(now, caller, query.unreachable);
         let tenant = self.tenants.find(&caller.tenant);
-        let mut hashes = tenant.map(|tenant| self.ahead(tenant, texts(query.keys)));
+        let mut hashes = tenant.map(|tenant| self.ahead(Purpose::Visit, tenant, texts(query.keys)));
         let keys = query.keys.iter();
         keys.map(|key| {
             let hash = hashes.as_mut().and_then(Iterator::next);
@@ -211,7 +212,7 @@ impl State {
                 .collect();
         }
         let answers: Vec<_> = self
-            .with_versions(caller, objects, |shard, named, object| {
+            .with_versions(Purpose::Visit, caller, objects, |shard, named, object| {
                 shard.renew(&self.config, now, named, object.generation(), caller.client)
             })
             .map(|answer| answer.unwrap_or(Err(Refusal::LeaseExpired)))
@@ -225,7 +226,7 @@ impl State {
     pub fn get_end<V: Version>(&self, now: Moment, caller: &Caller, objects: &[V]) {
         self.members.heard(now, caller.client);
         let mut effects = Effects::default();
-        self.with_versions(caller, objects, |shard, named, object| {
+        self.with_versions(Purpose::Visit, caller, objects, |shard, named, object| {
             shard.end_session(now, named, object.generation(), caller.client, &mut effects);
         })
         .for_each(drop);
@@ -251,13 +252,14 @@ impl State {
     /// the outcome: nothing was ever stored in this namespace.
     pub(super) fn with_versions<'a, V: Version, T>(
         &'a self,
+        purpose: Purpose,
         caller: &'a Caller,
         objects: &'a [V],
         mut change: impl FnMut(&mut Shard, Option<u32>, &V) -> T + 'a,
     ) -> impl Iterator<Item = Option<T>> + 'a {
         let tenant = self.tenants.find(&caller.tenant);
         let keys = objects.iter().map(Version::key);
-        let mut hashes = tenant.map(|tenant| self.ahead(tenant, keys));
+        let mut hashes = tenant.map(|tenant| self.ahead(purpose, tenant, keys));
         objects.iter().map(move |object| {
             let (tenant, hash) = tenant.zip(hashes.as_mut()?.next())?;
             let key = object.key();

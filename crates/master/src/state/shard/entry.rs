@@ -54,6 +54,18 @@ impl Places {
         matches!(self, Self::None)
     }
 
+    pub(crate) fn push(&mut self, place: Place) {
+        *self = match std::mem::take(self) {
+            Self::None => Self::One(place),
+            Self::One(first) => vec![first, place].into(),
+            Self::Many(places) => {
+                let mut places = places.into_vec();
+                places.push(place);
+                places.into()
+            }
+        };
+    }
+
     /// Keeps the places that `keep` wants and calls it once for each.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(Place) -> bool) {
         match self {
@@ -153,7 +165,7 @@ pub(crate) struct Entry {
     pub(crate) header_len: u32,
     /// Index in the prefix of the latest request.
     pub(crate) index: u32,
-    /// Position in the queue; in a vacant slot the next vacant one.
+    /// Where it stands in its queue, or, while it is open, where its session lies.
     pub(crate) position: u32,
     /// Fingerprint and layout, in the shard's table.
     pub(crate) origin: u32,
@@ -166,7 +178,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn vacant(next: u32) -> Self {
+    pub(crate) fn vacant() -> Self {
         Self {
             key: Text::NONE,
             size: 0,
@@ -179,7 +191,7 @@ impl Entry {
             group: None,
             header_len: 0,
             index: 0,
-            position: next,
+            position: 0,
             origin: 0,
             tenant: 0,
             phase: Phase::Vacant,
@@ -236,7 +248,7 @@ mod tests {
 
     #[test]
     fn touching_never_makes_an_entry_less_recent() {
-        let mut entry = Entry::vacant(0);
+        let mut entry = Entry::vacant();
         for (epoch, index, expected) in [
             (5, 7, (5, 7)),
             (4, 0, (5, 7)),

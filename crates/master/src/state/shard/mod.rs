@@ -19,6 +19,7 @@ mod order;
 mod put;
 mod queue;
 mod scan;
+mod sessions;
 mod slab;
 mod texts;
 
@@ -43,6 +44,7 @@ pub(crate) use put::{Open, Reservation};
 pub(crate) use queue::Key;
 use queue::SlotHeap;
 pub(crate) use scan::Departure;
+use sessions::Sessions;
 use slab::Slab;
 use texts::{Text, Texts};
 
@@ -94,7 +96,7 @@ pub(crate) struct Shard {
     pins: NumberMap<u32, order::Pin>,
     pin_ends: BTreeSet<(Moment, u32)>,
     readers: NumberMap<u32, lease::Readers>,
-    open: NumberMap<u32, Open>,
+    open: Sessions<Open>,
     /// From a version to the one that will replace it.
     replacements: NumberMap<u32, u32>,
     /// Versions without a name by generation.
@@ -120,7 +122,7 @@ impl Shard {
             pins: NumberMap::default(),
             pin_ends: BTreeSet::new(),
             readers: NumberMap::default(),
-            open: NumberMap::default(),
+            open: Sessions::default(),
             replacements: NumberMap::default(),
             removed: NumberMap::default(),
             removed_due: Moment::END,
@@ -156,6 +158,34 @@ impl Shard {
         Span::of(self.texts.bytes(self.slab[slot].key))
     }
 
+    /// What leads to the places that the next new key, of so many bytes, takes.
+    pub(crate) fn ways(&self, len: usize) -> [Span; 4] {
+        let [runs, chunk] = self.texts.way(len);
+        [self.slab.way(), runs, chunk, self.origins.last()]
+    }
+
+    /// What a new key of so many bytes takes after `before` others, besides a place in the index: that of its entry, its
+    /// text, and its session.
+    pub(crate) fn vacancies(&self, len: usize, before: usize) -> [Span; 3] {
+        [
+            self.slab.vacancy(before),
+            self.texts.vacancy(len, before),
+            self.open.vacancy(before),
+        ]
+    }
+
+    /// What the end of the put session on this entry reads and writes besides, after `before` others: the session, and
+    /// the end of the order of eviction.
+    pub(crate) fn endings(&self, slot: u32, before: usize) -> [Span; 2] {
+        let open = self.session_of(slot).map(Span::of);
+        [open.unwrap_or_default(), self.normal.vacancy(before)]
+    }
+
+    fn session_of(&self, slot: u32) -> Option<&Open> {
+        let is_open = self.slab[slot].is_open();
+        is_open.then(|| self.open.get(&self.slab, slot)).flatten()
+    }
+
     pub(crate) fn entry(&self, slot: u32) -> &Entry {
         &self.slab[slot]
     }
@@ -163,7 +193,7 @@ impl Shard {
     /// Where the writer of this reservation publishes what it has written, if it does so.
     pub(crate) fn early_table(&self, slot: u32) -> Option<EarlyTable> {
         let writing = self.slab[slot].phase == Phase::Writing;
-        self.open.get(&slot)?.early.filter(|_| writing)
+        self.session_of(slot)?.early.filter(|_| writing)
     }
 
     /// Asks to be told when this reservation ends. False: it is none.
@@ -247,7 +277,7 @@ impl Shard {
         let entry = &mut self.slab[heir];
         entry.key = key;
         entry.flags &= !REPLACEMENT;
-        if let Some(open) = self.open.get_mut(&heir) {
+        if let Some(open) = self.open.get_mut(&self.slab, heir) {
             open.replaces = None;
         }
     }
@@ -311,24 +341,39 @@ impl Origins {
     fn take(&mut self, origin: Origin) -> u32 {
         if let Some((last, uses)) = self.pairs.get_mut(self.last as usize)
             && *last == origin
-            && *uses > 0
         {
             *uses += 1;
             return self.last;
         }
-        if let Some(number) = self.numbers.get(&origin) {
-            self.pairs[*number as usize].1 += 1;
-            self.last = *number;
-            return *number;
-        }
-        let number = self.vacant.pop().unwrap_or_else(|| {
-            self.pairs.push((origin, 0));
-            u32::try_from(self.pairs.len() - 1).expect("no more of them than entries")
+        let number = self.numbers.get(&origin).copied().unwrap_or_else(|| {
+            let number = self.vacant.pop().unwrap_or_else(|| {
+                self.pairs.push((origin, 0));
+                u32::try_from(self.pairs.len() - 1).expect("no more of them than entries")
+            });
+            self.pairs[number as usize] = (origin, 0);
+            self.numbers.insert(origin, number);
+            number
         });
-        self.pairs[number as usize] = (origin, 1);
-        self.numbers.insert(origin, number);
-        self.last = number;
+        self.pairs[number as usize].1 += 1;
+        let before = std::mem::replace(&mut self.last, number);
+        self.forget_unused(before);
         number
+    }
+
+    /// What is used nearly always is used again, so the one that was taken last is kept.
+    fn forget_unused(&mut self, number: u32) {
+        if number != self.last
+            && let Some((origin, 0)) = self.pairs.get(number as usize)
+            && self.numbers.remove(origin).is_some()
+        {
+            self.vacant.push(number);
+        }
+    }
+
+    /// Where the one lies that was taken last.
+    fn last(&self) -> Span {
+        let last = self.pairs.get(self.last as usize);
+        last.map(Span::of).unwrap_or_default()
     }
 
     fn get(&self, number: u32) -> Origin {
@@ -336,11 +381,32 @@ impl Origins {
     }
 
     fn release(&mut self, number: u32) {
-        let (origin, uses) = &mut self.pairs[number as usize];
-        *uses -= 1;
-        if *uses == 0 {
-            self.numbers.remove(origin);
-            self.vacant.push(number);
-        }
+        self.pairs[number as usize].1 -= 1;
+        self.forget_unused(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_origin_that_was_taken_last_is_kept_and_others_as_long_as_they_are_used() {
+        let mut origins = Origins::default();
+        let [a, b, c] = [1, 2, 3].map(|layout| (None, layout));
+        let first = origins.take(a);
+        origins.release(first);
+        assert_eq!((origins.take(a), origins.numbers.len()), (first, 1));
+        let second = origins.take(b);
+        assert_eq!(origins.get(first), a);
+        origins.release(first);
+        assert_eq!(origins.numbers.len(), 1, "nobody uses the first any more");
+        origins.release(second);
+        let third = origins.take(c);
+        assert_eq!(origins.numbers.len(), 1, "nor the second");
+        assert_eq!((origins.get(third), origins.take(c)), (c, third));
+        let again = origins.take(a);
+        assert_eq!((origins.get(again), origins.get(third)), (a, c));
+        assert_eq!((origins.numbers.len(), origins.pairs.len()), (2, 2));
     }
 }

@@ -110,9 +110,9 @@ impl Shard {
             return self.reserve_copy(now, tag, version, wanted);
         }
         while let Some(slot) = self.find(tag, wanted.tenant, wanted.key) {
-            let entry = &mut self.slab[slot];
+            let entry = &self.slab[slot];
             if entry.is_open() {
-                let open = self.open.get(&slot).expect("an open entry has a session");
+                let open = self.session_of(slot).expect("an open entry has a session");
                 let lost = entry.phase == Phase::Writing && entry.places.is_empty();
                 let overdue = now.since(open.since) >= config.discard_after;
                 if !(wanted.upsert || overdue || lost) {
@@ -125,6 +125,7 @@ impl Shard {
                 self.retire(now, slot, Reason::Lost, effects);
                 continue;
             }
+            let entry = &mut self.slab[slot];
             entry.touch(wanted.epoch, wanted.index);
             if !wanted.upsert {
                 return Err(Refusal::AlreadyExists);
@@ -213,7 +214,7 @@ impl Shard {
             copies: wanted.copy_of.is_some(),
             early: wanted.early,
         };
-        self.open.insert(slot, open);
+        self.open.insert(&mut self.slab, slot, open);
         match replaces {
             Some(old) => {
                 self.slab[old].flags |= REPLACING;
@@ -303,7 +304,7 @@ impl Shard {
     ) -> Result<u32, Refusal> {
         match self.version(named, generation) {
             Some(slot) if self.slab[slot].phase == Phase::Complete => Err(Refusal::AlreadyExists),
-            Some(slot) if self.open.get(&slot).is_some_and(|o| o.writer == client) => Ok(slot),
+            Some(slot) if self.session_of(slot).is_some_and(|o| o.writer == client) => Ok(slot),
             None if named.is_none() => Err(Refusal::NotFound),
             _ => Err(Refusal::Superseded),
         }
@@ -331,11 +332,11 @@ impl Shard {
             return Err(Refusal::Unreachable);
         }
         let is_orphan = |open: &Open| open.copies && open.replaces.is_none();
-        if self.open.get(&slot).is_some_and(is_orphan) {
+        if self.session_of(slot).is_some_and(is_orphan) {
             self.close_open(slot, effects);
             return Err(Refusal::NotFound);
         }
-        let Some(open) = self.open.remove(&slot) else {
+        let Some(open) = self.open.remove(&mut self.slab, slot) else {
             return Err(Refusal::Superseded);
         };
         let mut standing = None;
@@ -449,7 +450,7 @@ impl Shard {
     fn detach_open(&mut self, slot: u32, effects: &mut Effects) -> (Box<str>, Open) {
         let open = self
             .open
-            .remove(&slot)
+            .remove(&mut self.slab, slot)
             .expect("an open entry has a session");
         let key: Box<str> = if let Some(old) = open.replaces {
             self.replacements.remove(&old);
@@ -479,17 +480,14 @@ impl Shard {
     ) {
         let stale =
             |open: &Open| now.since(open.since) >= config.release_after || !is_member(open.writer);
-        let slots = self.open.iter().filter(|(_, open)| stale(open));
-        let slots: Vec<u32> = slots.map(|(slot, _)| *slot).collect();
-        for slot in slots {
+        for slot in self.open.slots(stale) {
             self.drop_open(slot, effects);
         }
     }
 
     /// Revokes all sessions of a client that has nothing in flight any more.
     pub(crate) fn close_sessions(&mut self, client: ClientId, effects: &mut Effects) -> u64 {
-        let slots = self.open.iter().filter(|(_, open)| open.writer == client);
-        let slots: Vec<u32> = slots.map(|(slot, _)| *slot).collect();
+        let slots = self.open.slots(|open| open.writer == client);
         for slot in &slots {
             self.close_open(*slot, effects);
         }

@@ -6,6 +6,7 @@
 //! key is above its entry's, so a top whose key is up to date is the smallest of all.
 
 use super::slab::Slab;
+use crate::state::prefetch::Span;
 
 /// Children of a node: four keep the heap flat and siblings in one cache line.
 const ARITY: usize = 4;
@@ -35,6 +36,11 @@ impl SlotHeap {
     /// The smallest key and its slot.
     pub(crate) fn first(&self) -> Option<(Key, u32)> {
         self.nodes.first().map(|node| (node.key(), node.slot))
+    }
+
+    /// Where the slot is put first that is pushed after `before` others.
+    pub(crate) fn vacancy(&self, before: usize) -> Span {
+        Span::behind(&self.nodes, before)
     }
 
     pub(crate) fn push(&mut self, key: Key, slot: u32, slab: &mut Slab) {

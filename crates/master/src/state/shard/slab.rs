@@ -9,6 +9,7 @@ use std::ops::{Index, IndexMut};
 use super::chunks::Chunks;
 use super::entry::{Entry, Phase};
 use crate::state::memory::{TableMemory, TableVec};
+use crate::state::prefetch::Span;
 
 /// Entries in the first chunk and in the largest ones.
 const CHUNKS: Chunks = Chunks::new(32, 2048);
@@ -22,8 +23,8 @@ pub(crate) struct Slab {
     chunks: Vec<TableVec<Entry>>,
     /// Slots that were ever taken.
     bound: u32,
-    /// The first vacant slot; the others follow by `Entry::position`.
-    vacant: u32,
+    /// Those of them that are free; the last one is taken next.
+    vacant: Vec<u32>,
 }
 
 impl Slab {
@@ -32,7 +33,7 @@ impl Slab {
             memory,
             chunks: Vec::new(),
             bound: 0,
-            vacant: NIL,
+            vacant: Vec::new(),
         }
     }
 
@@ -41,14 +42,29 @@ impl Slab {
         self.bound
     }
 
+    /// What leads to the slot that is taken next.
+    pub(crate) fn way(&self) -> Span {
+        let chunk = self.chunks.last().map(Span::of);
+        self.vacant
+            .last()
+            .map(Span::of)
+            .or(chunk)
+            .unwrap_or_default()
+    }
+
+    /// The slot that is taken after `before` others.
+    pub(crate) fn vacancy(&self, before: usize) -> Span {
+        if let Some(slot) = self.vacant.iter().rev().nth(before) {
+            return Span::of(&self[*slot]);
+        }
+        let before = before - self.vacant.len();
+        let chunk = self.chunks.last().map(|chunk| Span::behind(chunk, before));
+        chunk.unwrap_or_default()
+    }
+
     /// Takes a vacant slot; the caller fills it with an entry that is not vacant.
     pub(crate) fn take(&mut self) -> u32 {
-        if self.vacant == NIL {
-            return self.extend();
-        }
-        let slot = self.vacant;
-        self.vacant = self[slot].position;
-        slot
+        self.vacant.pop().unwrap_or_else(|| self.extend())
     }
 
     fn extend(&mut self) -> u32 {
@@ -59,17 +75,16 @@ impl Slab {
             let chunk = TableVec::with_capacity_in(size, self.memory.clone());
             self.chunks.push(chunk);
         }
-        self.chunks[chunk].push(Entry::vacant(NIL));
+        self.chunks[chunk].push(Entry::vacant());
         self.bound += 1;
         slot
     }
 
     /// Makes a slot vacant and returns what was in it.
     pub(crate) fn release(&mut self, slot: u32) -> Entry {
-        let vacant = Entry::vacant(self.vacant);
-        let entry = std::mem::replace(&mut self[slot], vacant);
+        let entry = std::mem::replace(&mut self[slot], Entry::vacant());
         debug_assert_ne!(entry.phase, Phase::Vacant, "a slot is released once");
-        self.vacant = slot;
+        self.vacant.push(slot);
         entry
     }
 }

@@ -13,6 +13,7 @@
 use super::chunks::Chunks;
 use super::slab::NIL;
 use crate::state::memory::{TableMemory, TableVec};
+use crate::state::prefetch::Span;
 
 /// Bytes of a cell.
 const CELL: usize = 32;
@@ -63,6 +64,31 @@ impl Texts {
         self.bytes_mut(stored.cell, text.len())
             .copy_from_slice(text.as_bytes());
         stored
+    }
+
+    /// What leads to the memory of the next text of so many bytes.
+    pub(crate) fn way(&self, len: usize) -> [Span; 2] {
+        let vacant = self.vacant.get(len.div_ceil(CELL)).map(Span::of);
+        let chunk = self.chunks.last().map(Span::of);
+        [vacant, chunk].map(Option::unwrap_or_default)
+    }
+
+    /// The memory of the text that is stored after `before` others, all of so many bytes, as far as it is known: what
+    /// follows on the first vacant run is not.
+    pub(crate) fn vacancy(&self, len: usize, before: usize) -> Span {
+        let cells = len.div_ceil(CELL);
+        let vacant = self.vacant.get(cells).copied();
+        let (run, before) = match vacant.filter(|run| *run != NIL) {
+            Some(_) if before > 0 => return Span::default(),
+            Some(run) => (run, 0),
+            None => (self.next, before * cells),
+        };
+        let (chunk, at) = CHUNKS.locate(run);
+        let span = self
+            .chunks
+            .get(chunk)
+            .map(|chunk| Span::behind(&chunk[..at], before));
+        span.unwrap_or_default().with_len(len)
     }
 
     /// Frees the memory of a text.
