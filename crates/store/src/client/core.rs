@@ -4,6 +4,7 @@
 //! bytes move.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -167,7 +168,9 @@ where
 /// The put sessions by reservation, for as long as anything can move their bytes: until they are settled and nothing
 /// of them is under way, or their owner and all of their transfers have let go of them.
 #[derive(Debug, Default)]
-pub(crate) struct Puts(Mutex<HashMap<Generation, Weak<PutShared>>>);
+pub(crate) struct Puts(Mutex<PutMap>);
+
+type PutMap = HashMap<Generation, Weak<PutShared>, BuildHasherDefault<SideBySide>>;
 
 impl Puts {
     pub(crate) fn add(&self, put: &Arc<PutShared>) {
@@ -191,7 +194,48 @@ impl Puts {
     }
 }
 
+/// Hashes numbers that the master draws one after the other, so that those of one call lie side by side in a table:
+/// its place is the number's own. What tells the numbers of neighbouring places apart are the highest bits.
+#[derive(Clone, Copy, Debug, Default)]
+struct SideBySide(u64);
+
+impl Hasher for SideBySide {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 << 8 | u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let spread = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) & !(u64::MAX >> 7);
+        self.0 = number ^ spread;
+    }
+}
+
 /// The time by which leases and waits are counted; a test may pause it.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::hash::BuildHasher as _;
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_one_call_lie_side_by_side_and_are_told_apart() {
+        let state = BuildHasherDefault::<SideBySide>::default();
+        let hashes = (1000..1016).map(|number| state.hash_one(Generation(number)));
+        let hashes: Vec<u64> = hashes.collect();
+        let places = hashes.iter().map(|hash| hash & 0xFFFF);
+        assert!(places.eq(1000..1016));
+        let marks: BTreeSet<u64> = hashes.iter().map(|hash| hash >> 57).collect();
+        assert_eq!(marks.len(), hashes.len());
+    }
 }
