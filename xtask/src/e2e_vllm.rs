@@ -35,7 +35,7 @@ pub(crate) struct Options {
     /// How often each of the scenarios `store` and `p2p` runs
     #[arg(long, default_value_t = 1)]
     rounds: u32,
-    /// What is handed on to the programs of the scenarios `store` and `p2p`, such as `--dtype bfloat16`
+    /// What is handed on to the programs of the scenarios, to each what it knows: `--dtype bfloat16`, `--pool embedded`
     #[arg(last = true)]
     more: Vec<String>,
 }
@@ -50,7 +50,12 @@ enum Scenario {
     Faults,
     /// The tests of the drop-in that need torch, which vLLM brings along
     Tensors,
+    /// The names of the drop-in's modules beside those of a real Mooncake (with `--compare`)
+    Names,
 }
+
+/// The programs of the scenarios, in the order in which they are played.
+const PLAYED: [Scenario; 3] = [Scenario::Store, Scenario::P2p, Scenario::Faults];
 
 /// A `mooncake` to run on.
 struct Provider {
@@ -69,6 +74,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             harness.display()
         );
     }
+    if options.compare.is_none() && options.only.contains(&Scenario::Names) {
+        bail!("names are compared with those of a Mooncake: name its interpreter with --compare");
+    }
     std::fs::create_dir_all(&options.folder)
         .with_context(|| format!("make {}", options.folder.display()))?;
     let folder = std::path::absolute(&options.folder)?;
@@ -79,30 +87,36 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             // Standard output is for results.
             .stdout(std::io::stderr()),
     )?;
+    let is_wanted = |scenario| options.only.is_empty() || options.only.contains(&scenario);
+    let programs = PLAYED.into_iter().filter(|scenario| is_wanted(*scenario));
+    let programs = programs
+        .map(|scenario| Ok((scenario, program(scenario, &harness, &folder)?)))
+        .collect::<Result<Vec<_>>>()?;
+    refuse_unknown(&options.more, &programs)?;
+
     let ours = ours(&folder)?;
     let peer = match &options.compare {
         Some(python) => Some(mooncake(python, &folder)?),
         None => None,
     };
     let mut failed = Vec::new();
-    let mut results = SideBySide::default();
-    for scenario in [
-        Scenario::Tensors,
-        Scenario::Store,
-        Scenario::P2p,
-        Scenario::Faults,
-    ] {
-        if !options.only.is_empty() && !options.only.contains(&scenario) {
-            continue;
+    let mut held = |name: &str, done: Result<()>| {
+        if let Err(error) = done {
+            eprintln!("{error:#}");
+            failed.push(name.to_owned());
         }
-        let Some(program) = program(scenario, &harness) else {
-            if let Err(error) = tensors(&ours, &folder) {
-                eprintln!("{error:#}");
-                failed.push("tensors".to_owned());
-            }
-            continue;
-        };
-        let rounds = if scenario == Scenario::Faults {
+    };
+    if let Some(python) = &options.compare
+        && is_wanted(Scenario::Names)
+    {
+        held("names", names(python, &ours, &folder));
+    }
+    if is_wanted(Scenario::Tensors) {
+        held("tensors", tensors(&ours, &folder));
+    }
+    let mut results = SideBySide::default();
+    for (scenario, program) in &programs {
+        let rounds = if *scenario == Scenario::Faults {
             1
         } else {
             options.rounds
@@ -110,7 +124,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for _ in 0..rounds {
             for provider in peer.iter().chain([&ours]) {
                 let is_peer = provider.name != ours.name;
-                let played = play(scenario, &program, provider, is_peer, &folder, options)?;
+                let played = play(*scenario, program, provider, is_peer, &folder, options)?;
                 for line in &played.lines {
                     results.add(provider.name, line);
                 }
@@ -120,7 +134,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    if let Some(peer) = &peer {
+    if let Some(peer) = peer.filter(|_| !programs.is_empty()) {
         print!("{}", results.table([peer.name, ours.name]));
     }
     if failed.is_empty() {
@@ -130,14 +144,64 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// The program that plays a scenario; `None`: it is a set of tests.
-fn program(scenario: Scenario, harness: &Path) -> Option<PathBuf> {
-    match scenario {
-        Scenario::Store => Some(harness.join("store_e2e.py")),
-        Scenario::P2p => Some(harness.join("p2p_e2e.py")),
-        Scenario::Faults => Some(run::root().join(FAULTS)),
-        Scenario::Tensors => None,
+/// What plays a scenario.
+struct Program {
+    path: PathBuf,
+    /// What it says about its options.
+    help: String,
+}
+
+impl Program {
+    fn knows(&self, option: &str) -> bool {
+        let mut words = self
+            .help
+            .split(|c: char| !(c.is_alphanumeric() || c == '-'));
+        words.any(|word| word == option)
     }
+}
+
+/// The program that plays one of [`PLAYED`].
+fn program(scenario: Scenario, harness: &Path, folder: &Path) -> Result<Program> {
+    let path = match scenario {
+        Scenario::Store => harness.join("store_e2e.py"),
+        Scenario::P2p => harness.join("p2p_e2e.py"),
+        _ => run::root().join(FAULTS),
+    };
+    let asked = Command::new(folder.join("venv/bin/python"))
+        .arg(&path)
+        .arg("--help")
+        .output()
+        .with_context(|| format!("start {}", path.display()))?;
+    if !asked.status.success() {
+        bail!(
+            "{} --help: {}",
+            path.display(),
+            String::from_utf8_lossy(&asked.stderr)
+        );
+    }
+    let help = String::from_utf8_lossy(&asked.stdout).into_owned();
+    Ok(Program { path, help })
+}
+
+/// Options with what belongs to each.
+fn with_values(more: &[String]) -> impl Iterator<Item = (&str, &[String])> {
+    let options = more.chunk_by(|_, next| !next.starts_with("--"));
+    options.map(|chunk| {
+        let name = chunk[0]
+            .split_once('=')
+            .map_or(&*chunk[0], |(name, _)| name);
+        (name, chunk)
+    })
+}
+
+/// An option that no program knows would be left out without a word.
+fn refuse_unknown(more: &[String], programs: &[(Scenario, Program)]) -> Result<()> {
+    for (option, _) in with_values(more) {
+        if !programs.iter().any(|(_, program)| program.knows(option)) {
+            bail!("none of the scenarios that are played knows {option}");
+        }
+    }
+    Ok(())
 }
 
 /// What came of a scenario.
@@ -150,7 +214,7 @@ struct Played {
 /// Runs a scenario, passing on the lines that it prints with the provider's name before them.
 fn play(
     scenario: Scenario,
-    program: &Path,
+    program: &Program,
     provider: &Provider,
     observe: bool,
     folder: &Path,
@@ -159,7 +223,7 @@ fn play(
     let python = folder.join("venv/bin/python");
     let mut command = Command::new(&python);
     command
-        .arg(program)
+        .arg(&program.path)
         .arg("--model")
         .arg(folder.join("model"))
         .arg("--python")
@@ -174,15 +238,19 @@ fn play(
     }
     if scenario == Scenario::Faults {
         command.args(observe.then_some("--observe"));
-    } else {
-        command.args(&options.more);
     }
-    eprintln!("+ {} on {}", program.display(), provider.name);
+    for (option, chunk) in with_values(&options.more) {
+        if program.knows(option) {
+            command.args(chunk);
+        }
+    }
+    let path = program.path.display();
+    eprintln!("+ {path} on {}", provider.name);
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .with_context(|| format!("start {}", program.display()))?;
+        .with_context(|| format!("start {path}"))?;
     let output = child.wait_with_output()?;
     let mut out = std::io::stdout().lock();
     let lines = String::from_utf8_lossy(&output.stdout);
@@ -197,8 +265,28 @@ fn play(
     })
 }
 
-/// Runs the tests that are skipped where torch is missing, in vLLM's environment.
+/// Runs the tests that are skipped where torch is missing.
 fn tensors(ours: &Provider, folder: &Path) -> Result<()> {
+    let tests = [
+        "tests/test_dropin_tensors.py",
+        "tests/test_dropin_sglang.py",
+    ];
+    run::run(pytest(ours, folder)?.args(tests))
+}
+
+/// Compares the names of our modules with those that this interpreter has.
+fn names(python: &Path, ours: &Provider, folder: &Path) -> Result<()> {
+    // It is started elsewhere.
+    let python = std::path::absolute(python)?;
+    run::run(
+        pytest(ours, folder)?
+            .arg("tests/test_dropin_names.py")
+            .env("MOONCAKE_PYTHON", python),
+    )
+}
+
+/// Runs tests on our modules, in vLLM's environment.
+fn pytest(ours: &Provider, folder: &Path) -> Result<Command> {
     let tools = folder.join("pytest");
     let python = folder.join("venv/bin/python");
     if !tools.exists() {
@@ -210,18 +298,15 @@ fn tensors(ours: &Provider, folder: &Path) -> Result<()> {
         )?;
     }
     let path = std::env::join_paths([&ours.modules, &tools])?;
-    let test = "tests/test_dropin_tensors.py";
-    let sglang = "tests/test_dropin_sglang.py";
-    run::run(
-        Command::new(&python)
-            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
-            .args([test, sglang])
-            .env("PYTHONPATH", path)
-            .env("PATH", path_with(&ours.master))
-            .current_dir(run::root().join("crates/python"))
-            // Standard output is for results.
-            .stdout(std::io::stderr()),
-    )
+    let mut pytest = Command::new(&python);
+    pytest
+        .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
+        .env("PYTHONPATH", path)
+        .env("PATH", path_with(&ours.master))
+        .current_dir(run::root().join("crates/python"))
+        // Standard output is for results.
+        .stdout(std::io::stderr());
+    Ok(pytest)
 }
 
 /// The search path with the folder of a program before all others.
@@ -294,4 +379,59 @@ fn mooncake(python: &Path, folder: &Path) -> Result<Provider> {
         modules,
         master: python.with_file_name("mooncake_master"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(help: &str) -> Program {
+        Program {
+            path: PathBuf::new(),
+            help: help.to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_program_is_given_what_it_knows() {
+        let more: Vec<String> = [
+            "--dtype",
+            "bfloat16",
+            "--pool=embedded",
+            "--keep",
+            "--rounds",
+            "3",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let given = |help: &str| {
+            let program = program(help);
+            let known = with_values(&more).filter(|(option, _)| program.knows(option));
+            known
+                .flat_map(|(_, chunk)| chunk)
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        let store =
+            "[--dtype {bfloat16,float32}] [--pool {holder,embedded}]\n  --pool-mib POOL_MIB";
+        assert_eq!(given(store), ["--dtype", "bfloat16", "--pool=embedded"]);
+        assert_eq!(
+            given("--pool-mib POOL_MIB [--rounds ROUNDS]"),
+            ["--rounds", "3"]
+        );
+    }
+
+    #[test]
+    fn what_no_program_knows_is_refused() {
+        let programs = [
+            (Scenario::Store, program("--dtype DTYPE")),
+            (Scenario::P2p, program("--rounds ROUNDS")),
+        ];
+        let ask = |more: &str| refuse_unknown(&[more.to_owned()], &programs);
+        assert!(ask("--dtype=float32").is_ok() && ask("--rounds").is_ok());
+        for unknown in ["--pool", "--round", "bfloat16"] {
+            let error = ask(unknown).expect_err(unknown).to_string();
+            assert!(error.contains(unknown), "{error}");
+        }
+    }
 }

@@ -198,14 +198,14 @@ impl PyPutSession {
     fn __exit__(
         &self,
         py: Python<'_>,
-        class: &Bound<'_, PyAny>,
+        class_: &Bound<'_, PyAny>,
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         if self.slot()?.read().is_none() {
             return Ok(false);
         }
-        if class.is_none() {
+        if class_.is_none() {
             self.finish(py, true)?;
         } else if let Err(error) = self.finish(py, false) {
             // The block's own exception is the one to see; the reservation times out.

@@ -106,7 +106,8 @@ def mooncake() -> tuple[dict[str, Names], list[str]]:
     python = os.environ.get("MOONCAKE_PYTHON")
     if not python:
         return listed()
-    asked = subprocess.run([python, HERE / "mooncake_names.py"], capture_output=True, text=True, timeout=60, check=True)
+    # Without the variables of this process, which may name our modules.
+    asked = subprocess.run([python, "-E", HERE / "mooncake_names.py"], capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(asked.stdout)
     return found["modules"], found["others"]
 

@@ -1,5 +1,7 @@
 """The distribution layercake-mooncake as it is installed."""
 
+import importlib
+import inspect
 import pathlib
 import shutil
 from importlib import metadata
@@ -20,6 +22,18 @@ def test_it_needs_exactly_the_version_it_was_made_for():
 
 def test_importing_says_nothing():
     assert check_child("import mooncake") == ""
+
+
+@pytest.mark.parametrize("module", ["mooncake.store", "mooncake.engine"])
+def test_everything_public_is_documented(module):
+    loaded = importlib.import_module(module)
+    without = []
+    for name in loaded.__all__:
+        thing = getattr(loaded, name)
+        members = vars(thing).items() if inspect.isclass(thing) else ()
+        named = {f"{name}.{member}": value for member, value in members if not member.startswith("_") and callable(value)}
+        without += [where for where, value in (named | {name: thing}).items() if not inspect.getdoc(value)]
+    assert without == []
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,51 @@ def test_the_stubs_name_what_is_there_and_all_of_it():
     assert found == {name for name in stubs if not name.endswith(".__init__")}
 
 
+def parameters_of_stub(function: ast.FunctionDef):
+    """Name, kind and default of each."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    for at, (parameter, default) in enumerate(zip(positional, defaults, strict=True)):
+        only = at < len(given.posonlyargs) or parameter.arg == "self"
+        kind = inspect.Parameter.POSITIONAL_ONLY if only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        yield parameter.arg, kind, default and ast.unparse(default)
+    for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        yield parameter.arg, inspect.Parameter.KEYWORD_ONLY, default and ast.unparse(default)
+
+
+def parameters_of(thing):
+    for parameter in inspect.signature(thing).parameters.values():
+        default = None if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+        # What Rust computes has no text.
+        yield parameter.name, parameter.kind, "..." if default == "Ellipsis" else default
+
+
+def test_the_stubs_have_the_signatures_that_are_there():
+    differ = {}
+
+    def compare(name, function, thing, skip):
+        stub, found = list(parameters_of_stub(function))[skip:], list(parameters_of(thing))
+        same = len(stub) == len(found) and all(
+            one[:2] == other[:2] and (one[2] == other[2] or (other[2] == "..." and one[2] is not None))
+            for one, other in zip(stub, found, strict=True)
+        )
+        if not same and not name.endswith("__exit__"):
+            differ[name] = (stub, found)
+
+    for node in ast.parse((PACKAGE / "_native.pyi").read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            compare(node.name, node, getattr(layercake._native, node.name), 0)
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            cls = getattr(layercake._native, node.name)
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and not member.decorator_list:
+                    is_init = member.name == "__init__"
+                    thing = cls if is_init else getattr(cls, member.name)
+                    compare(f"{node.name}.{member.name}", member, thing, int(is_init))
+    assert differ == {}
+
+
 def test_everything_public_is_documented():
     for name in layercake.__all__:
         thing = getattr(layercake, name)

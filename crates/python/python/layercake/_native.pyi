@@ -18,12 +18,12 @@ class _Tensor(Protocol):
 # Bytes in host memory: an object with the buffer protocol, a torch tensor, or (address, length).
 _Bytes: TypeAlias = Buffer | _Tensor | tuple[SupportsIndex, SupportsIndex]
 _Key: TypeAlias = str | bytes
-_Keys: TypeAlias = list[_Key] | tuple[_Key, ...]
+_Keys: TypeAlias = Sequence[_Key]
 _Size: TypeAlias = SupportsIndex | str
-# A list or tuple of integers, or a one-dimensional integer array.
-_Ints: TypeAlias = list[int] | tuple[int, ...] | Buffer
+# A sequence of integers, or a one-dimensional integer array.
+_Ints: TypeAlias = Sequence[SupportsIndex] | Buffer
 # Rows of those, or a two-dimensional integer array.
-_Rows: TypeAlias = list[_Ints] | tuple[_Ints, ...] | Buffer
+_Rows: TypeAlias = Sequence[_Ints] | Buffer
 
 class ReplicateConfig:
     def __init__(

@@ -35,6 +35,7 @@ class EngramStore:
         return list(self._keys)
 
     def get_num_heads(self) -> int:
+        """Tables, one a head."""
         return len(self._rows)
 
     def get_embedding_dim(self) -> int:

@@ -59,9 +59,11 @@ class MooncakeDistributedNoFRegister:
     def real_register(
         self, local_hostname: str, port: int, endpoint: str, base: int, size: int, block: int, master: str, /
     ) -> int:
+        """Raises ``NotImplementedError``."""
         _no_fabrics()
 
     def real_unregister_by_endpoint(self, local_hostname: str, port: int, endpoint: str, base: int, master: str, /) -> int:
+        """Raises ``NotImplementedError``."""
         _no_fabrics()
 
 

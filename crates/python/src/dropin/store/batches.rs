@@ -115,7 +115,7 @@ fn item(
 
 #[pymethods]
 impl PyMooncakeStore {
-    /// As ``put_from`` for many: one code for each key.
+    /// As ``put_from`` for *n* keys, with *n* addresses and *n* sizes in bytes: *n* codes.
     #[pyo3(signature = (keys, buffer_ptrs, sizes, config = None))]
     fn batch_put_from(
         &self,
@@ -136,7 +136,7 @@ impl PyMooncakeStore {
         )
     }
 
-    /// As ``upsert_from`` for many: one code for each key.
+    /// As ``upsert_from`` for *n* keys, with *n* addresses and *n* sizes in bytes: *n* codes.
     #[pyo3(signature = (keys, buffer_ptrs, sizes, config = None))]
     fn batch_upsert_from(
         &self,
@@ -157,7 +157,15 @@ impl PyMooncakeStore {
         )
     }
 
-    /// Stores objects, each of the bytes of several buffers in order, as ``config`` says: one code for each key.
+    /// Stores objects, each of the bytes of several buffers in order, as ``config`` says.
+    ///
+    /// Args:
+    ///     keys: *n* keys.
+    ///     all_buffer_ptrs: For each key a row of addresses.
+    ///     all_sizes: For each key a row of as many sizes in bytes; pieces without bytes are skipped.
+    ///
+    /// Returns:
+    ///     *n* codes, 0 also for a key that exists or is being written. Rows that differ in length anywhere refuse all.
     #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config = None))]
     fn batch_put_from_multi_buffers(
         &self,
@@ -178,7 +186,7 @@ impl PyMooncakeStore {
         )
     }
 
-    /// As ``get_into`` for many: the size or a code for each key.
+    /// As ``get_into`` for *n* keys, with *n* addresses and *n* sizes in bytes: the object's size or a code for each key.
     fn batch_get_into(
         &self,
         py: Python<'_>,
@@ -196,7 +204,15 @@ impl PyMooncakeStore {
         })
     }
 
-    /// Reads whole objects, each into several buffers with room for exactly its bytes: the size or a code for each key.
+    /// Reads whole objects, each into several buffers with room for exactly its bytes.
+    ///
+    /// Args:
+    ///     keys: *n* keys.
+    ///     all_buffer_ptrs: For each key a row of addresses.
+    ///     all_sizes: For each key a row of as many sizes in bytes.
+    ///
+    /// Returns:
+    ///     For each key the object's size in bytes, or a code.
     #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node = Flag(false)))]
     fn batch_get_into_multi_buffers(
         &self,

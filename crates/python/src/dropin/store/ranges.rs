@@ -143,8 +143,17 @@ fn tell_of(call: &'static str, buffers: &[Buffer], answers: &[Answers]) {
 
 #[pymethods]
 impl PyMooncakeStore {
-    /// Reads ranges of objects into registered buffers: bytes or a code for each range, in lists nested like the
-    /// offsets.
+    /// Reads ranges of objects into registered buffers.
+    ///
+    /// Args:
+    ///     buffer_ptrs: *n* addresses, each in a registered buffer.
+    ///     all_keys: For each buffer a row of keys.
+    ///     all_dst_offsets: For each buffer and key a row of places behind the buffer's address, in bytes.
+    ///     all_src_offsets: For each of these the place in the object, in bytes.
+    ///     all_sizes: For each of these the size in bytes.
+    ///
+    /// Returns:
+    ///     Bytes or a code for each range, in lists nested like the offsets.
     fn get_into_ranges(
         &self,
         py: Python<'_>,

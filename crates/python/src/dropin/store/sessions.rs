@@ -12,7 +12,14 @@ const NOT_SET_UP: i64 = -1;
 
 #[pymethods]
 impl PyMooncakeStore {
-    /// Reserves objects, as ``config`` says, and opens a session on each: 0 or a code for each key.
+    /// Reserves objects, as ``config`` says, and opens a session on each.
+    ///
+    /// Args:
+    ///     keys: *n* keys.
+    ///     sizes: *n* sizes in bytes, each at least 1.
+    ///
+    /// Returns:
+    ///     *n* codes: 0; -705: it exists, or is being written; -200: no room; -600: a bad argument, or this client has a session on it.
     #[pyo3(signature = (keys, sizes, config = None))]
     fn batch_put_session_start(
         &self,
@@ -30,7 +37,16 @@ impl PyMooncakeStore {
         })
     }
 
-    /// Writes ranges, without the master: bytes or a code for each key.
+    /// Writes ranges of objects with a session, without the master. Rows may be of any lengths, and a key may be named again.
+    ///
+    /// Args:
+    ///     keys: *n* keys.
+    ///     all_buffer_ptrs: For each key a row of addresses.
+    ///     all_sizes: For each key a row of as many sizes in bytes.
+    ///     all_dst_offsets: For each key a row of as many places in the object, in bytes.
+    ///
+    /// Returns:
+    ///     For each key the bytes written, or a code. Of a key with a range beyond its object nothing is written.
     fn batch_put_from_multi_buffer_ranges(
         &self,
         py: Python<'_>,
@@ -44,28 +60,34 @@ impl PyMooncakeStore {
         })
     }
 
-    /// Publishes the objects: 0 or a code for each key. Bytes that nobody wrote are zeros.
+    /// Publishes the objects of *n* keys: *n* codes, 0 for each that can be read from now on. Bytes that nobody wrote are
+    /// zeros; bytes whose write failed refuse the end (-800) until they are written again.
     fn batch_put_session_end(&self, py: Python<'_>, keys: Names) -> PyResult<Vec<i64>> {
         self.codes(py, "batch_put_session_end", &keys, |core| {
             core.end_puts(&keys)
         })
     }
 
-    /// Gives the reservations back: 0 or a code for each key.
+    /// Gives the reservations of *n* keys back: *n* codes, 0 for each that is free again.
     fn batch_put_session_revoke(&self, py: Python<'_>, keys: Names) -> PyResult<Vec<i64>> {
         self.codes(py, "batch_put_session_revoke", &keys, |core| {
             core.revoke_puts(&keys)
         })
     }
 
-    /// Opens sessions on objects, and leases them for as long as the sessions are used: 0 or a code for each key.
+    /// Opens sessions on the objects of *n* keys, and leases them for as long as the sessions are used: *n* codes, 0; -704: no
+    /// such object; -703: it is not finished.
     fn batch_get_session_start(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
         self.codes(py, "batch_get_session_start", &keys, |core| {
             core.start_gets(&keys)
         })
     }
 
-    /// Reads ranges, without the master: bytes or a code for each key.
+    /// Reads ranges of objects with a session, without the master. Arguments as those of
+    /// ``batch_put_from_multi_buffer_ranges``, with the places in the object that are read from.
+    ///
+    /// Returns:
+    ///     For each key the bytes read, or a code; then its memory holds anything.
     fn batch_get_into_multi_buffer_ranges(
         &self,
         py: Python<'_>,
@@ -79,7 +101,7 @@ impl PyMooncakeStore {
         })
     }
 
-    /// Ends sessions; keys without one are passed over.
+    /// Ends sessions, and gives 0; keys without one are passed over.
     fn batch_get_session_end(&self, py: Python<'_>, keys: Names) -> PyResult<i64> {
         self.answer(py, NOT_SET_UP, |core| {
             core.end_gets(&keys);
