@@ -126,28 +126,31 @@ impl<'a, K: ExactSizeIterator<Item = &'a str>> Ahead<'a, K> {
                 next,
             });
         }
-        self.wanted.reserve(self.window.len());
-        // The keys of a deployment have a few lengths.
-        let adds = (self.purpose == Purpose::Add).then_some(len);
-        let ends = self.purpose == Purpose::End;
+        let (adds, ends) = (self.purpose == Purpose::Add, self.purpose == Purpose::End);
+        self.wanted
+            .reserve(self.window.len() * if adds || ends { 4 } else { 1 });
         self.step(|shard, key, before, wanted| {
             wanted.push(shard.line(key.hash.tag));
-            if before == 0 {
-                wanted.extend(adds.iter().flat_map(|len| shard.ways(*len)));
+            if adds && before == 0 {
+                // The keys of a deployment have a few lengths.
+                wanted.extend_from_slice(&shard.ways(len));
             }
         });
         self.step(|shard, key, before, wanted| {
             key.slot = shard.tagged(key.hash.tag);
-            wanted.extend(key.slot.map(|slot| shard.place(slot)));
-            wanted.extend(adds.iter().flat_map(|len| shard.vacancies(*len, before)));
+            if let Some(slot) = key.slot {
+                wanted.push(shard.place(slot));
+            }
+            if adds {
+                wanted.extend_from_slice(&shard.vacancies(len, before));
+            }
         });
         self.step(|shard, key, before, wanted| {
-            let Some(slot) = key.slot else {
-                return;
-            };
-            wanted.push(shard.text(slot));
-            if ends {
-                wanted.extend(shard.endings(slot, before));
+            if let Some(slot) = key.slot {
+                wanted.push(shard.text(slot));
+                if ends {
+                    wanted.extend_from_slice(&shard.endings(slot, before));
+                }
             }
         });
         for shard in self.shards.drain(..) {
