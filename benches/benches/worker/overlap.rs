@@ -47,8 +47,10 @@ pub(crate) fn measure() -> Result<Report> {
         "a layer computes for",
         "layerwise, ms",
         "waited",
+        "prompts/s",
         "whole objects, ms",
         "waited",
+        "prompts/s",
         "layerwise of whole",
         "waited",
     ];
@@ -74,8 +76,10 @@ pub(crate) fn measure() -> Result<Report> {
             format!("{computing} ms").into(),
             rounded(layerwise).into(),
             rounded(little).into(),
+            rounded(1e3 / layerwise).into(),
             rounded(whole).into(),
             rounded(much).into(),
+            rounded(1e3 / whole).into(),
             rounded(layerwise / whole).into(),
             rounded(little / much).into(),
         ]);

@@ -36,6 +36,8 @@ pub(crate) enum Point {
     Loaded,
     /// When the first layer of a block has been written.
     Save,
+    /// When its second layer has.
+    Saving,
     /// When the last one has, before blocks are committed.
     End,
 }
@@ -88,6 +90,7 @@ impl TransferObserver for Saboteur {
             Point::Load => !transfer.save,
             Point::Loaded => !transfer.save && is_last,
             Point::Save => transfer.save,
+            Point::Saving => transfer.save && transfer.layer == 1,
             Point::End => transfer.save && is_last,
         };
         if hit {

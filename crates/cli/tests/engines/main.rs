@@ -5,6 +5,7 @@
 mod bench;
 #[path = "../common/mod.rs"]
 mod common;
+mod publishing;
 mod replicas;
 mod victims;
 

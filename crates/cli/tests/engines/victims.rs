@@ -15,9 +15,11 @@ use crate::common::{Cluster, DEADLINE, eventually, wait};
 const ORDERS: &str = "LAYERCAKE_TEST_VICTIM";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Part {
+pub(crate) enum Part {
     Prefill,
     Decode,
+    /// It saves, and others read along.
+    Publish,
 }
 
 impl Part {
@@ -26,21 +28,22 @@ impl Part {
         match self {
             Self::Prefill => [Point::LookUp, Point::Start, Point::Save, Point::End],
             Self::Decode => [Point::LookUp, Point::Start, Point::Load, Point::Loaded],
+            Self::Publish => [Point::LookUp, Point::Start, Point::Saving, Point::End],
         }
     }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Orders {
-    master: String,
-    part: Part,
-    point: Point,
-    ranks: u32,
-    kill: bool,
+pub(crate) struct Orders {
+    pub(crate) master: String,
+    pub(crate) part: Part,
+    pub(crate) point: Point,
+    pub(crate) ranks: u32,
+    pub(crate) kill: bool,
 }
 
 /// A process that is killed in the end.
-struct Victim(Child);
+pub(crate) struct Victim(pub(crate) Child);
 
 impl Drop for Victim {
     fn drop(&mut self) {
@@ -50,7 +53,7 @@ impl Drop for Victim {
 }
 
 impl Victim {
-    fn start(orders: &Orders) -> Self {
+    pub(crate) fn start(orders: &Orders) -> Self {
         let child = Command::new(std::env::current_exe().expect("a running binary"))
             .args([
                 "--ignored",
@@ -65,7 +68,7 @@ impl Victim {
         Self(child.expect("this binary can be run again"))
     }
 
-    fn stands_still(&mut self) -> bool {
+    pub(crate) fn stands_still(&mut self) -> bool {
         assert_eq!(
             self.0.try_wait().expect("our child"),
             None,
@@ -88,6 +91,7 @@ fn victim() {
     let (role, asks) = match orders.part {
         Part::Prefill => (Role::Both, &bench.asks[..]),
         Part::Decode => (Role::Consumer, &bench.asks[..2]),
+        Part::Publish => (Role::Producer, &bench.asks[1..2]),
     };
     let signal = if orders.kill {
         Signal::KILL
@@ -95,7 +99,8 @@ fn victim() {
         Signal::STOP
     };
     let saboteur = Saboteur::new(&bench, orders.point, getpid(), signal);
-    let link = bench.link(&orders.master, Use { role, ..Use::PLAIN });
+    let mut link = bench.link(&orders.master, Use { role, ..Use::PLAIN });
+    link.options.per_layer_readiness = orders.part == Part::Publish;
     let what = format!("{orders:?}");
     let (engine, found) = bench.sabotaged(link, &saboteur, asks, &what);
     // Only one that was stopped comes so far, when it goes on.
@@ -145,7 +150,7 @@ fn cell(bench: &Bench, part: Part, point: Point, kill: bool) {
 #[test]
 fn an_engine_that_dies_harms_no_other() {
     let bench = Bench::new(4);
-    for part in [Part::Prefill, Part::Decode] {
+    for part in [Part::Prefill, Part::Decode, Part::Publish] {
         for point in part.points() {
             cell(&bench, part, point, true);
         }
@@ -155,7 +160,7 @@ fn an_engine_that_dies_harms_no_other() {
 #[test]
 fn an_engine_that_stands_still_harms_no_other_and_goes_on() {
     let bench = Bench::new(2);
-    for part in [Part::Prefill, Part::Decode] {
+    for part in [Part::Prefill, Part::Decode, Part::Publish] {
         for point in part.points() {
             cell(&bench, part, point, false);
         }

@@ -24,6 +24,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Cluster {
     pub(crate) master: SocketAddr,
     pub(crate) monitor: Monitor,
+    registry: Registry,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
     node: (Engine, MasterLink, Node),
@@ -63,7 +64,8 @@ impl Cluster {
         };
         config.state.seed = 1;
         change(&mut config);
-        let bound = Master::bind(config, &mut Registry::default())
+        let mut registry = Registry::default();
+        let bound = Master::bind(config, &mut registry)
             .await
             .expect("loopback, any port");
         let (master, monitor) = (bound.local_addr(), bound.monitor());
@@ -86,6 +88,7 @@ impl Cluster {
         let cluster = Self {
             master,
             monitor,
+            registry,
             stop: Some(stop),
             task,
             node: (engine, link, node),
@@ -96,6 +99,18 @@ impl Cluster {
         })
         .await;
         cluster
+    }
+
+    /// Requests that the master has answered, by method.
+    pub(crate) fn requests(&self, method: &str) -> u64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string");
+        let label = format!("method=\"{method}\"");
+        let lines = text.lines().filter(|line| {
+            line.starts_with("layercake_master_requests_total{") && line.contains(&label)
+        });
+        let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        counts.sum()
     }
 
     pub(crate) async fn client(&self) -> StoreClient {

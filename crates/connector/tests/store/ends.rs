@@ -1,9 +1,13 @@
 //! Steps that are left in the middle, saves that are behind, tasks that end.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use layercake_connector::contract::{
     BlockHash, BlockId, Event, HostEvent, SchedulerSide as _, WorkerSide as _,
 };
 use layercake_connector::stats::MissReason;
+use layercake_connector::worker::{LayerTransfer, TransferObserver};
 use serde_json::json;
 use tokio::task::block_in_place;
 
@@ -113,6 +117,50 @@ async fn saves_that_are_behind_are_given_up_and_leave_nothing_open() {
         cluster.monitor.status().reserved_objects == 0
     })
     .await;
+    rig.close().await;
+}
+
+/// Counts calls that saved a part of the first layer.
+#[derive(Debug, Default)]
+struct Saved(AtomicUsize);
+
+impl TransferObserver for Saved {
+    fn transferred(&self, transfer: &LayerTransfer) {
+        let counts = transfer.save && transfer.layer == 0;
+        self.0.fetch_add(usize::from(counts), Ordering::Relaxed);
+    }
+}
+
+/// What is revoked together goes in calls of as many blocks as any other call may have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_saves_are_given_up_in_calls_that_are_no_larger_than_others() {
+    let cluster = Cluster::start().await;
+    let with = json!({"layerwise_max_transfer_blocks": 2});
+    let mut rig = Rig::new(&deployment(1), &cluster.client().await, &with);
+    let saved = Arc::new(Saved::default());
+    rig.ranks[0].worker.observe(Arc::clone(&saved) as _);
+    let hashes = hashes(1, 5);
+    let table: Vec<BlockId> = (0..5).collect();
+    let metadata = rig.plan(&[(("p", &table, 20, 0, 20), &hashes)], &[]);
+    let worker = &mut rig.ranks[0].worker;
+    block_in_place(|| {
+        worker
+            .start_load(&metadata, HostEvent::done())
+            .expect("begins");
+        worker
+            .save_layer(0, HostEvent::done())
+            .expect("handed over");
+    });
+    eventually("the first layer is saved", || {
+        saved.0.load(Ordering::Relaxed) == 3
+    })
+    .await;
+    assert_eq!(cluster.monitor.status().reserved_objects, 5);
+    block_in_place(|| worker.clear_metadata());
+    eventually("all saves are over", || worker.open_sessions() == (0, 0)).await;
+    assert_eq!(worker.stats().dropped_saves, 5);
+    assert_eq!(cluster.monitor.status().reserved_objects, 0);
+    assert_eq!(cluster.requests("put_revoke"), 3, "of 2, 2 and 1");
     rig.close().await;
 }
 

@@ -12,6 +12,8 @@
 //! more. A step that fails otherwise ends the engine: every later call says why, and all its requests have failed.
 
 mod rank;
+#[cfg(test)]
+mod tests;
 pub mod timeline;
 mod waiting;
 

@@ -91,6 +91,15 @@ impl Rank {
         self.output.recv().map_err(lost)?
     }
 
+    /// As if its thread had died.
+    #[cfg(test)]
+    pub(super) fn lose(&mut self) {
+        self.work = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join().expect("no panic"));
+        }
+    }
+
     /// Ends the thread, then the worker.
     pub(super) fn close(
         mut self,
