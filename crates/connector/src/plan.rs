@@ -80,6 +80,10 @@ pub fn begin<K: Clone + Eq + Hash + Ord>(
         tracker.cancel(request);
     }
     tracker.confirm(step.confirmed);
+    for part in step.requests.iter().filter(|part| part.restore > 0) {
+        // What this step would only learn behind itself can't be waited for in it.
+        tracker.cancel_unconfirmed(&part.request);
+    }
     for request in &step.finished {
         tracker.finish(request);
     }
@@ -99,10 +103,21 @@ pub fn begin<K: Clone + Eq + Hash + Ord>(
         };
         begun = Err(ConnectorError::Metadata { detail });
     }
+    if begun.is_err() {
+        refuse(tracker, step);
+    }
     let parts = step.requests.iter();
     let restored = parts.filter(|part| part.restore > 0);
     let restored = restored.map(|part| part.request.clone()).collect();
     (Fence { over, restored }, begun)
+}
+
+/// The step does not run here, whatever the engine does: nothing of what its requests compute from here on is committed
+/// before they start over.
+pub fn refuse<K: Clone + Eq + Hash + Ord>(tracker: &mut Tracker<K>, step: &StepMetadata) {
+    for part in &step.requests {
+        tracker.cancel(&part.request);
+    }
 }
 
 /// The blocks that the step gets from the store, if it has them.
@@ -312,6 +327,43 @@ mod tests {
         tracker.settle(&hash(3), crate::tracker::PutOutcome::Lost);
         assert_eq!(ended(&tracker, &mut ending), ["a".into()]);
         assert!(ending.is_empty());
+    }
+
+    #[test]
+    fn what_is_restored_does_not_wait_for_what_the_step_itself_would_tell() {
+        let mut tracker = Tracker::default();
+        let mut first = step(vec![part("a", &[10, 11], &[1], &[2])]);
+        begun(&mut tracker, &first);
+        assert!(doubt(&mut tracker, &first));
+        assert_eq!(saves(&mut tracker, &first, key).expect("keys").len(), 1);
+        first.requests[0].restore = 2;
+        first.step = 8;
+        begun(&mut tracker, &first);
+        assert!(!tracker.must_wait(&hash(2)) && !tracker.may_write(&hash(2)));
+        // It is confirmed in time.
+        let mut tracker = Tracker::default();
+        begun(&mut tracker, &step(vec![part("a", &[10, 11], &[1], &[2])]));
+        tracker.doubt(&"a".into(), 7);
+        saves(
+            &mut tracker,
+            &step(vec![part("a", &[10, 11], &[1], &[2])]),
+            key,
+        )
+        .expect("keys");
+        first.confirmed = 7;
+        begun(&mut tracker, &first);
+        assert!(tracker.may_write(&hash(2)) && tracker.may_commit(&hash(2)));
+    }
+
+    #[test]
+    fn nothing_is_saved_of_a_step_that_is_refused() {
+        let mut tracker = Tracker::default();
+        let mut grown = part("b", &[20], &[], &[3]);
+        grown.table.replace = false;
+        let refused = step(vec![part("a", &[10, 11], &[1], &[2]), grown]);
+        let (_, begun) = begin(&mut tracker, &refused);
+        assert!(begun.is_err());
+        assert_eq!(saves(&mut tracker, &refused, key).expect("keys"), []);
     }
 
     #[test]

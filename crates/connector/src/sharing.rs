@@ -146,11 +146,17 @@ async fn recorded(
             }
             Err(error) => error,
         };
-        let is_gone = matches!(error, StoreError::Refused(Refusal::NotReady));
-        if is_gone || !error.is_retryable() {
+        // What was gone so often stays so, and a quota is not raised by waiting.
+        let stays = matches!(
+            error,
+            StoreError::Refused(Refusal::NotReady | Refusal::QuotaExceeded)
+        );
+        if stays || !error.is_retryable() {
             return Err(error.to_string());
         }
-        tracing::debug!(%key, %error, "the store can't say what the sharing group is: it is asked again");
+        if !matches!(waits, Waits::Failed(_)) {
+            tracing::warn!(%key, %error, "the store can't say what the sharing group is: it is asked again");
+        }
         *waits = Waits::Failed(error);
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LOOK);

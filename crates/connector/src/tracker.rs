@@ -302,6 +302,22 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         }
     }
 
+    /// Cancels a request's puts that [wait](Self::must_wait) for the results of all ranks; what it computes from here on is
+    /// saved.
+    pub fn cancel_unconfirmed(&mut self, request: &RequestId) {
+        if !self.unsettled.contains_key(request) {
+            return;
+        }
+        let confirmed = self.confirmed;
+        let puts = self.puts.values_mut();
+        let unconfirmed = |put: &&mut Put| {
+            put.owner == *request && put.state == PutState::Open && put.awaits > confirmed
+        };
+        for put in puts.filter(unconfirmed) {
+            put.state = PutState::Cancelled;
+        }
+    }
+
     /// Cancels everybody in `requests` whose table has a void block, and forgets that these blocks were
     /// committed: what the store does not give back is saved again.
     pub fn cancel_users_of<'a>(

@@ -16,8 +16,13 @@ pub(super) struct Entry {
     /// As the workers know it, and under which attempt; what is left of it for the next attempt, if that has not begun.
     pub(super) table: Vec<BlockId>,
     pub(super) told: Option<u32>,
-    /// Since which step it has each of these blocks.
+    /// Since which step it has each of these blocks, and since which the workers know this attempt.
     since: Vec<u64>,
+    attempt_since: u64,
+    /// How often a load that failed has cut it back.
+    pub(super) cuts: u32,
+    /// In which step the workers were told that it has ended.
+    pub(super) end_told: Option<u64>,
     /// Tokens that are in the cache when the last planned step ends, or that the next attempt begins with.
     pub(super) end: u64,
     pub(super) epoch: Epoch,
@@ -43,6 +48,9 @@ impl Entry {
             table: Vec::new(),
             told: None,
             since: Vec::new(),
+            attempt_since: 0,
+            cuts: 0,
+            end_told: None,
             end: 0,
             epoch: Epoch::UNSET,
             offered: 0,
@@ -119,6 +127,9 @@ impl Entry {
         self.table.extend_from_slice(&table[same..]);
         self.since.truncate(same);
         self.since.resize(table.len(), step);
+        if self.told != Some(attempt) {
+            self.attempt_since = step;
+        }
         self.told = Some(attempt);
         TableUpdate {
             replace: !grown,
@@ -126,16 +137,40 @@ impl Entry {
         }
     }
 
-    /// Whether it has had its first block since this step or before.
+    /// Whether the workers know its attempt since this step or before.
     pub(super) fn began_by(&self, step: u64) -> bool {
-        self.since.first().is_some_and(|since| *since <= step)
+        self.told.is_some() && self.attempt_since <= step
     }
 
-    /// The first of its blocks of `size` tokens that has been void while it had it, of those that it has computed or waits to
-    /// go on from.
-    pub(super) fn first_void(&self, void: &Void, size: u64) -> Option<usize> {
+    /// Refuses a step in which a running request has lost blocks that it has computed: they can't be told apart from others'
+    /// any more.
+    pub(super) fn check_table(
+        &self,
+        scheduled: &ScheduledRequest<'_>,
+        size: u64,
+    ) -> Result<(), ConnectorError> {
+        let used = &self.table[..self.used(size)];
+        if self.told != Some(self.machine.attempt()) || scheduled.table.starts_with(used) {
+            return Ok(());
+        }
+        Err(ConnectorError::Metadata {
+            detail: format!(
+                "request {:?} has not kept the {} blocks that it has computed, and was not named as preempted",
+                scheduled.request,
+                used.len()
+            ),
+        })
+    }
+
+    /// Blocks of `size` tokens that it has computed, or waits to go on from.
+    fn used(&self, size: u64) -> usize {
         let used = usize::try_from(self.end.div_ceil(size)).unwrap_or(usize::MAX);
-        let blocks = self.table.iter().zip(&self.since).take(used);
+        used.min(self.table.len())
+    }
+
+    /// The first of its used blocks that has been void while it had it.
+    pub(super) fn first_void(&self, void: &Void, size: u64) -> Option<usize> {
+        let blocks = self.table.iter().zip(&self.since).take(self.used(size));
         let mut blocks = blocks.map(|(block, since)| void.get(block).is_some_and(|at| since <= at));
         blocks.position(|void| void)
     }

@@ -254,6 +254,8 @@ fn planner_config(
 
 impl SchedulerSide for StoreScheduler {
     fn matched_tokens(&mut self, request: &RequestView<'_>) -> Matched {
+        // A master that came back may grant other leases.
+        self.planner.set_answer_life(answer_life(&self.store));
         if !self.agreed.load(Ordering::Acquire) {
             // Nothing of others' is used; a step is refused by name. The request is known from here on, as any that was asked
             // about.
@@ -265,8 +267,6 @@ impl SchedulerSide for StoreScheduler {
             return self.planner.matched(&nothing, self.now()).0;
         }
         self.take_answers();
-        // A master that came back may grant other leases.
-        self.planner.set_answer_life(answer_life(&self.store));
         let (matched, question) = self.planner.matched(request, self.now());
         if let Some(question) = question {
             self.ask(question);

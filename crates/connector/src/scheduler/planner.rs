@@ -263,12 +263,20 @@ impl Planner {
         if self.steps.len() > STEPS_REMEMBERED {
             self.steps.pop_front();
         }
+        let finished = std::mem::take(&mut self.finished);
+        for request in &finished {
+            let entry = self.requests.get_mut(request);
+            // Of this name may be a later one, too.
+            if let Some(entry) = entry.filter(|entry| entry.machine.is_over()) {
+                entry.end_told = Some(self.step);
+            }
+        }
         Ok(StepMetadata {
             version: METADATA_VERSION,
             step: self.step,
             requests,
             preempted: std::mem::take(&mut self.preempted).into_iter().collect(),
-            finished: std::mem::take(&mut self.finished),
+            finished,
             void: std::mem::take(&mut self.void).into_iter().collect(),
             confirmed: self.reports.confirmed(),
         })
@@ -297,6 +305,9 @@ impl Planner {
                 });
             }
             entry.check_load(scheduled, size)?;
+            if !self.config.restore {
+                entry.check_table(scheduled, size)?;
+            }
         }
         if self.config.restore && !scheduled.computed.is_multiple_of(size) {
             return Err(ConnectorError::Metadata {

@@ -63,7 +63,6 @@ use crate::keys::BlockKeys;
 use crate::options::{LocalFanout, Options};
 use crate::plan;
 use crate::stats::{ConnectorStats, MissReason};
-use crate::tracker::Tracker;
 
 /// Layers that may wait to be saved.
 const SAVES_QUEUED: usize = 8;
@@ -327,22 +326,20 @@ impl WorkerSide for StoreWorker {
             return Err(late);
         }
         let key = |hash: &BlockHash| self.key(hash);
-        let loads = self
-            .shared
-            .tracker(|tracker| plan::loads(tracker, step, key))?;
-        let saves = if self.saves {
-            let plan = |tracker: &mut Tracker<ObjectKey>| {
+        let planned = self.shared.tracker(|tracker| {
+            let planned = plan::loads(tracker, step, key).and_then(|loads| {
+                if !self.saves {
+                    return Ok((loads, false, Vec::new()));
+                }
                 let doubtful = self.shares && plan::doubt(tracker, step);
-                Ok::<_, ConnectorError>((doubtful, plan::saves(tracker, step, key)?))
-            };
-            let (doubtful, saves) = self.shared.tracker(plan)?;
-            if doubtful {
-                self.doubtful = Some(step.step);
-            }
-            saves
-        } else {
-            Vec::new()
-        };
+                Ok((loads, doubtful, plan::saves(tracker, step, key)?))
+            });
+            planned.inspect_err(|_| plan::refuse(tracker, step))
+        });
+        let (loads, doubtful, saves) = planned?;
+        if doubtful {
+            self.doubtful = Some(step.step);
+        }
         let board = self.begin_loads(&caches, loads, ready);
         let save = self.begin_saves(&caches, saves, board.is_some());
         self.step = Some(Step {
@@ -405,11 +402,8 @@ impl WorkerSide for StoreWorker {
     }
 
     fn take_results(&mut self) -> WorkerResults {
-        let ending = &mut self.ending;
-        let finished = self.shared.tracker(|tracker| plan::ended(tracker, ending));
         let mut results = WorkerResults {
             rank: self.rank,
-            finished,
             ..WorkerResults::default()
         };
         if self.step.as_ref().is_some_and(|step| !step.told) {
@@ -420,6 +414,8 @@ impl WorkerSide for StoreWorker {
             return results;
         };
         results.step = step.number;
+        let ending = &mut self.ending;
+        results.finished = self.shared.tracker(|tracker| plan::ended(tracker, ending));
         let micros = std::mem::take(&mut step.computed).as_micros();
         results.compute_micros = u64::try_from(micros).unwrap_or(u64::MAX);
         if let Some(board) = step.board.as_ref().filter(|_| !step.told) {

@@ -392,7 +392,7 @@ fn submit<'a, P: Iterator<Item = Range>>(
     // None of them is complete.
     drop(reading);
     let within = shared.options.layer_timeout / 2;
-    Work::Early(shared.store.read_early(early, within, Some(kept)))
+    Work::Early(shared.store.read_early_keeping(early, within, Some(kept)))
 }
 
 /// Copies from slots to the blocks that need the same. The positions of rows that it failed for.

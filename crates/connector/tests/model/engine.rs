@@ -2,7 +2,7 @@
 
 mod steps;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,6 @@ use crate::rank::Rank;
 use crate::world::{Draw, Seen, World};
 
 const SIZE: u64 = 4;
-const RANKS: usize = 2;
 const POOL: u64 = 24;
 /// Steps that are planned before the first of them is known on all ranks.
 const AHEAD: usize = 3;
@@ -39,6 +38,8 @@ struct Request {
     /// Tokens that are known to be in the cache, and those after each step that is not known on all ranks.
     good: u64,
     steps: VecDeque<(u64, u64)>,
+    /// The blocks that it had computed by each such step.
+    had: BTreeMap<u64, Vec<BlockId>>,
     /// The last step that it was part of.
     last: u64,
 }
@@ -49,7 +50,22 @@ impl Request {
         self.computed = tokens;
         self.good = self.good.min(tokens);
         self.steps.clear();
+        let blocks = usize::try_from(tokens.div_ceil(SIZE)).expect("small");
+        for had in self.had.values_mut() {
+            had.truncate(blocks);
+        }
     }
+}
+
+/// What an engine is like.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) policy: FailurePolicy,
+    /// Blocks are not kept between chunks.
+    pub(crate) restore: bool,
+    /// Steps overlap, ranks report apart, and some of their results are lost.
+    pub(crate) apart: bool,
+    pub(crate) ranks: usize,
 }
 
 pub(crate) struct Engine {
@@ -70,22 +86,29 @@ pub(crate) struct Engine {
     seen: Seen,
     /// Blocks are kept, and shared by requests with one prefix.
     shares: bool,
-    /// Steps overlap, ranks report apart, and some of their results are lost.
     apart: bool,
     /// What each rank has to report.
     reports: Vec<VecDeque<WorkerResults>>,
     /// What steps load that are not known on all ranks.
     loading: BTreeMap<u64, Vec<BlockId>>,
+    /// And what is void by them on any rank.
+    void: BTreeMap<u64, BTreeSet<BlockId>>,
     /// Steps that are known on all ranks.
     confirmed: u64,
 }
 
 impl Engine {
-    pub(crate) fn new(policy: FailurePolicy, restore: bool, apart: bool) -> Self {
+    pub(crate) fn new(setup: Setup) -> Self {
+        let Setup {
+            policy,
+            restore,
+            apart,
+            ranks,
+        } = setup;
         let counters = Arc::new(Counters::default());
         let config = PlannerConfig {
             block_size: NonZeroU64::new(SIZE).expect("above 0"),
-            ranks: u32::try_from(RANKS).expect("small"),
+            ranks: u32::try_from(ranks).expect("small"),
             object_len: 100,
             role: if restore { Role::Producer } else { Role::Both },
             policy,
@@ -102,7 +125,7 @@ impl Engine {
             world: World::default(),
             planner: Planner::new(config, Arc::clone(&counters)),
             counters,
-            ranks: (0..RANKS).map(Rank::new).collect(),
+            ranks: (0..ranks).map(|rank| Rank::new(rank, ranks > 1)).collect(),
             requests: Vec::new(),
             users: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -114,8 +137,9 @@ impl Engine {
             seen: Seen::default(),
             shares: !restore,
             apart,
-            reports: vec![VecDeque::new(); RANKS],
+            reports: vec![VecDeque::new(); ranks],
             loading: BTreeMap::new(),
+            void: BTreeMap::new(),
             confirmed: 0,
         }
     }
@@ -127,6 +151,7 @@ impl Engine {
             hits: self.seen.hits,
             cut_back: self.seen.cut_back,
             cut_ahead: self.seen.cut_ahead,
+            completed: self.seen.completed,
             left: self.seen.left,
             delayed: self.seen.delayed,
             ..self.world.seen
@@ -141,8 +166,14 @@ impl Engine {
         let blocks = u8::try_from(1 + draw.below(6)).expect("small");
         // Prompts of different families share their first two blocks.
         let hash = |index: u8| BlockHash::new(&[if index < 2 { 9 } else { family }, index]);
+        // Names come again.
+        let id = |name: String| RequestId::from(name.as_str());
+        let mut name = id(format!("r{}", self.arrived % 7));
+        if self.held.contains_key(&name) || self.requests.iter().any(|other| other.id == name) {
+            name = id(format!("x{}", self.arrived));
+        }
         self.requests.push(Request {
-            id: format!("r{}", self.arrived).as_str().into(),
+            id: name,
             hashes: (0..blocks).map(hash).collect(),
             tokens: u64::from(blocks) * SIZE + draw.below(SIZE),
             table: Vec::new(),
@@ -151,6 +182,7 @@ impl Engine {
             begun: false,
             good: 0,
             steps: VecDeque::new(),
+            had: BTreeMap::new(),
             last: 0,
         });
         self.arrived += 1;
@@ -168,6 +200,7 @@ impl Engine {
         request.running = false;
         request.begun = false;
         request.cut(0);
+        request.had.clear();
         self.preempted.push(request.id.clone());
         let table = std::mem::take(&mut request.table);
         self.release(&table);
@@ -182,6 +215,7 @@ impl Engine {
 
     fn finish(&mut self, at: usize) {
         let request = self.requests.remove(at);
+        self.seen.completed += u64::from(request.good == request.tokens);
         match self.planner.finished(&request.id, self.now) {
             FreeBlocks::Now => {
                 self.release(&request.table);
@@ -225,10 +259,17 @@ impl Engine {
                 .answered(question, Found::failed(MissReason::Master), self.now);
             return;
         }
-        let mut lookup = Lookup::new(question.hashes.len(), RANKS, std::num::NonZeroUsize::MIN);
+        let mut lookup = Lookup::new(
+            question.hashes.len(),
+            self.ranks.len(),
+            std::num::NonZeroUsize::MIN,
+        );
         while let Some(keys) = lookup.next() {
             let state = |at: usize| {
-                let key = (at % RANKS, question.hashes[at / RANKS].clone());
+                let key = (
+                    at % self.ranks.len(),
+                    question.hashes[at / self.ranks.len()].clone(),
+                );
                 if self.world.readable(&key) {
                     KeyState::Readable
                 } else {
@@ -247,6 +288,11 @@ impl Engine {
         let mut scheduled: Vec<(usize, u64)> = Vec::new();
         for at in 0..self.requests.len() {
             if draw.one_in(4) {
+                continue;
+            }
+            // It would lose what its last step computed.
+            let early = !self.shares && self.requests[at].last > self.confirmed;
+            if early && !draw.one_in(8) {
                 continue;
             }
             if !self.requests[at].running && !self.admit(at, &scheduled, draw) {

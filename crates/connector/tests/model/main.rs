@@ -4,14 +4,15 @@
 //! the end of requests, ranges that fail, commits that fail or whose answer is lost, objects that vanish
 //! under their readers, results that are told twice. Ranks compute together: what one computes from a
 //! block that is void on another is void. Whatever the order: no object is readable whose
-//! bytes are not those of its key; no block counts as computed that holds anything else; every request
+//! bytes are not those of its key; no block counts as computed that holds anything else; those are cut back that computed from
+//! void blocks, and no others; no step waits for what only a later one tells; every request
 //! ends once; and in the end nothing is open, reserved or allocated.
 
 mod engine;
 mod rank;
 mod world;
 
-use engine::Engine;
+use engine::{Engine, Setup};
 use layercake_connector::options::FailurePolicy;
 use world::Draw;
 
@@ -25,7 +26,12 @@ fn run(seed: u64) {
     } else {
         FailurePolicy::Recompute
     };
-    let mut engine = Engine::new(policy, draw.one_in(4), draw.one_in(2));
+    let mut engine = Engine::new(Setup {
+        policy,
+        restore: draw.one_in(4),
+        apart: draw.one_in(2),
+        ranks: [1, 2, 4][draw.index(3)],
+    });
     for _ in 0..STEPS {
         match draw.below(10) {
             0 | 1 => engine.arrive(&mut draw),
@@ -52,7 +58,12 @@ fn no_sequence_leaks_serves_what_is_void_or_leaves_a_request_without_an_end() {
 
 fn seen(restore: bool, apart: bool) -> world::Seen {
     let mut draw = Draw::new(1);
-    let mut engine = Engine::new(FailurePolicy::Recompute, restore, apart);
+    let mut engine = Engine::new(Setup {
+        policy: FailurePolicy::Recompute,
+        restore,
+        apart,
+        ranks: 2,
+    });
     for _ in 0..20_000 {
         match draw.below(8) {
             0 | 1 => engine.arrive(&mut draw),
@@ -84,6 +95,7 @@ fn the_sequences_reach_what_they_are_about() {
     assert!(seen.overdue > 5, "overdue: {}", seen.overdue);
     reached("saves that waited for other ranks", seen.waited);
     reached("layers that were published", seen.published);
+    reached("requests that were computed", seen.completed);
 }
 
 #[test]
@@ -92,7 +104,7 @@ fn the_sequences_reach_ranks_that_report_apart() {
         let seen = seen(restore, true);
         let cut = (seen.cut_back, seen.cut_ahead);
         assert!(cut.0 > 20 && cut.1 > 20, "restore {restore}: {cut:?}");
-        assert!(seen.left > 20, "{}", seen.left);
+        assert!(seen.left > 20 && seen.completed > 20, "{seen:?}");
         assert!(seen.published > 20 || restore, "{}", seen.published);
     }
 }
@@ -100,6 +112,6 @@ fn the_sequences_reach_ranks_that_report_apart() {
 #[test]
 fn the_sequences_reach_engines_that_keep_no_blocks() {
     let seen = seen(true, false);
-    assert!(seen.restored > 20, "{}", seen.restored);
+    assert!(seen.restored > 20 && seen.completed > 20, "{seen:?}");
     assert!(seen.cut_back > 20, "{}", seen.cut_back);
 }

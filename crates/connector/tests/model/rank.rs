@@ -33,10 +33,12 @@ pub(crate) struct Rank {
     puts: Vec<Put>,
     ending: BTreeSet<RequestId>,
     attempts: BTreeMap<RequestId, u32>,
+    /// It computes with others.
+    shares: bool,
 }
 
 impl Rank {
-    pub(crate) fn new(number: usize) -> Self {
+    pub(crate) fn new(number: usize, shares: bool) -> Self {
         Self {
             number,
             tracker: Tracker::default(),
@@ -44,6 +46,7 @@ impl Rank {
             puts: Vec::new(),
             ending: BTreeSet::new(),
             attempts: BTreeMap::new(),
+            shares,
         }
     }
 
@@ -61,7 +64,9 @@ impl Rank {
             self.blocks.insert(*block, None);
         }
         let void = self.load(step, world, draw);
-        plan::doubt(&mut self.tracker, step);
+        if self.shares {
+            plan::doubt(&mut self.tracker, step);
+        }
         self.open_puts(step, world, draw);
         void
     }
@@ -109,6 +114,8 @@ impl Rank {
         let waits: BTreeSet<RequestId> = over.into_iter().chain(restored).collect();
         // Nothing reads their blocks from here on.
         while let Some(at) = self.puts.iter().position(|put| waits.contains(&put.owner)) {
+            let waits = self.tracker.must_wait(&self.puts[at].key);
+            assert!(!waits, "a step waits for what comes behind it");
             self.advance(at, world, draw);
         }
         // Whoever has lost its blocks, or computes them again, by the metadata itself.

@@ -46,7 +46,9 @@ pub(crate) struct Seen {
     pub(crate) hits: u64,
     pub(crate) failed_loads: u64,
     pub(crate) cut_back: u64,
-    /// While later steps were under way.
+    /// Requests that were computed to their end.
+    pub(crate) completed: u64,
+    /// Cut back while later steps were under way.
     pub(crate) cut_ahead: u64,
     /// Steps that a rank left in their middle.
     pub(crate) left: u64,

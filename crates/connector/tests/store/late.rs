@@ -5,7 +5,8 @@
 
 use layercake_connector::ConnectorError;
 use layercake_connector::contract::{
-    BlockHash, BlockId, HostEvent, SchedulerSide as _, StepMetadata, WorkerResults, WorkerSide as _,
+    BlockHash, BlockId, FreeBlocks, HostEvent, SchedulerSide as _, StepMetadata, WorkerResults,
+    WorkerSide as _,
 };
 use layercake_connector::stats::MissReason;
 use serde_json::json;
@@ -200,5 +201,44 @@ async fn a_step_that_a_rank_never_saw_makes_all_void_that_it_knew() {
     let table: Vec<BlockId> = (5..10).collect();
     rig.step(&[(("r", &table, 17, 16, 1), &long)]);
     assert_eq!(rig.right(&table, &long), [true; 4]);
+    rig.close().await;
+}
+
+/// A step that a rank refuses for one request is one that it doesn't run for any: none of them saves what it computes without
+/// its loads, nor what follows from that.
+// contract: connector-22
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_is_saved_behind_a_step_that_was_refused() {
+    let cluster = Cluster::start().await;
+    let (long, other) = (hashes(3, 4), hashes(4, 4));
+    store(&cluster, &[&long[..2]]).await;
+    let mut rig = Rig::new(&deployment(1), &cluster.client().await, &json!({}));
+    rig.step(&[(("q", &[20][..], 17, 0, 2), &other[..])]);
+    rig.plan(&[(("q", &[20, 21][..], 17, 2, 3), &other[..])], &[]);
+    assert_eq!(rig.admit("c", &long[..2]).await, 8);
+    let third = [
+        (("q", &[20, 21][..], 17, 5, 1), &other[..]),
+        (("c", &[1, 2, 3][..], 17, 8, 4), &long[..]),
+    ];
+    let metadata = rig.plan(&third, &[]);
+    let (begun, _) = try_step(&mut rig.ranks[0], &metadata, &third);
+    begun.expect_err("the table of one is not known");
+    // The engine goes on all the same, and takes in what came of it only when all saves are over.
+    let fourth = [(("c", &[1, 2, 3, 4][..], 17, 12, 4), &long[..])];
+    let metadata = rig.plan(&fourth, &[]);
+    let (begun, results) = try_step(&mut rig.ranks[0], &metadata, &fourth);
+    begun.expect("begins");
+    let mut reports = vec![results];
+    let id = "c".into();
+    assert_eq!(rig.scheduler.request_finished(&id), FreeBlocks::Delayed);
+    while !reports.iter().any(|results| results.finished.contains(&id)) {
+        let metadata = rig.plan(&[], &[]);
+        reports.push(try_step(&mut rig.ranks[0], &metadata, &[]).1);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(rig.scheduler.absorb(&reports).free, [id]);
+    rig.finish("q").await;
+    assert_eq!(rig.ranks[0].worker.stats().saved_blocks, 0);
+    assert_eq!(rig.matched("r", &long).await, 8, "as it was stored");
     rig.close().await;
 }

@@ -32,6 +32,7 @@ use tokio::runtime::Handle;
 
 use self::rank::{Parts, Rank, Work};
 use self::timeline::{Observers, Span, Timeline};
+use self::waiting::{InVain, wait_for};
 use crate::cache::PagedCache;
 use crate::error::EngineError;
 use crate::model::{LogitsDigest, ModelConfig, RankModel};
@@ -223,11 +224,15 @@ impl Engine {
         if let (Some((link, _)), Some(scheduler)) = (store, &connector)
             && let Some(group) = &link.options.sharing_group
         {
-            let agreed = waiting::wait_for(&link.runtime, AGREEMENT, scheduler.agree());
-            agreed.ok_or_else(|| EngineError::Setting {
+            let agreed = wait_for(&link.runtime, AGREEMENT, scheduler.agree());
+            agreed.map_err(|why| EngineError::Setting {
                 name: "sharing_group",
                 value: group.clone(),
-                accepted: "an engine of a group waits for the store when it starts: its runtime has to run meanwhile, so no task of a runtime of one thread may start it".to_owned(),
+                accepted: match why {
+                    InVain::TimedOut => "an engine of a group waits for the store when it starts: its runtime has to run meanwhile, so no task of a runtime of one thread may start it",
+                    InVain::Ended => "an engine of a group waits for the store when it starts, and the runtime of its store has ended",
+                }
+                .to_owned(),
             })??;
         }
         let blocks = usize::try_from(config.blocks).unwrap_or(usize::MAX);

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use super::IDLE;
 use super::timeline::{Activity, Timeline};
-use super::waiting::wait_for;
+use super::waiting::{InVain, wait_for};
 use crate::error::EngineError;
 use crate::model::{BatchItem, LayerHooks, Logits, RankModel};
 use crate::parallel::Port;
@@ -116,9 +116,15 @@ impl Rank {
             (Some(worker), Some(runtime)) => {
                 let closing = worker.close(deadline);
                 let closed = wait_for(runtime, deadline.saturating_add(GRACE), closing);
-                Ok(closed.ok_or(ConnectorError::Deadline {
-                    what: "the store's runtime, for the end of the worker's tasks",
-                    after: deadline,
+                Ok(closed.map_err(|why| match why {
+                    InVain::TimedOut => ConnectorError::Deadline {
+                        what: "the store's runtime, for the end of the worker's tasks",
+                        after: deadline.saturating_add(GRACE),
+                    },
+                    InVain::Ended => ConnectorError::OutOfOrder {
+                        call: "close",
+                        detail: "the store's runtime has ended before its engine",
+                    },
                 })??)
             }
             _ => Ok(()),

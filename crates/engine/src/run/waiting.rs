@@ -1,34 +1,48 @@
 //! Waiting for the store's runtime, by a thread that may be one of a runtime itself.
 //!
 //! The work is a task of the store's runtime, and the thread waits outside of it: so it may be any that may block, also one that a
-//! runtime keeps for blocking work. One that the store's runtime needs to go on waits in vain, and no longer than its deadline.
+//! runtime keeps for blocking work. One that the store's runtime needs to go on waits in vain, and no longer than its deadline. A task
+//! of a `LocalSet` may not block, and panics.
 
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::block_in_place;
 
-/// Runs `work` on `runtime`, and gives what it comes to. `None`: it came to nothing within this time, as the runtime has ended or
-/// stands still.
+/// Why work came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InVain {
+    /// It was not over within the time given.
+    TimedOut,
+    /// The runtime has ended.
+    Ended,
+}
+
+/// Runs `work` on `runtime`, and gives what it comes to within this time.
 pub(super) fn wait_for<T: Send + 'static>(
     runtime: &Handle,
     within: Duration,
     work: impl Future<Output = T> + Send + 'static,
-) -> Option<T> {
+) -> Result<T, InVain> {
     let (tell, told) = channel();
     let task = runtime.spawn(async move {
         // Nobody listens once the time is over.
         drop(tell.send(work.await));
     });
-    let wait = || told.recv_timeout(within).ok();
+    let wait = || {
+        told.recv_timeout(within).map_err(|error| match error {
+            RecvTimeoutError::Timeout => InVain::TimedOut,
+            RecvTimeoutError::Disconnected => InVain::Ended,
+        })
+    };
     let here = Handle::try_current().map(|here| here.runtime_flavor());
     let over = match here {
         // Its tasks go on elsewhere. There is no elsewhere in a runtime of one thread.
         Ok(RuntimeFlavor::MultiThread) => block_in_place(wait),
         _ => wait(),
     };
-    if over.is_none() {
+    if over.is_err() {
         task.abort();
     }
     over
@@ -62,19 +76,19 @@ mod tests {
         let alone = alone.expect("a runtime");
         let handle = one.handle().clone();
         let wait = move || wait_for(&handle, LONG, work());
-        assert_eq!(wait(), Some(7), "outside of runtimes");
+        assert_eq!(wait(), Ok(7), "outside of runtimes");
         for runtime in [&one, &alone] {
             let wait = wait.clone();
             let blocking = runtime.block_on(runtime.spawn_blocking(wait));
-            assert_eq!(blocking.expect("no panic"), Some(7));
+            assert_eq!(blocking.expect("no panic"), Ok(7));
         }
         let task = one.spawn(async move { wait() });
         let task = one.block_on(task);
-        assert_eq!(task.expect("no panic"), Some(7), "its only thread");
+        assert_eq!(task.expect("no panic"), Ok(7), "its only thread");
         // A runtime of one thread waits for another one.
         let handle = one.handle().clone();
         let other = alone.block_on(async { wait_for(&handle, LONG, work()) });
-        assert_eq!(other, Some(7));
+        assert_eq!(other, Ok(7));
     }
 
     #[test]
@@ -84,13 +98,14 @@ mod tests {
         let handle = alone.handle().clone();
         assert_eq!(
             alone.block_on(async { wait_for(&handle, soon, work()) }),
-            None,
+            Err(InVain::TimedOut),
             "it waits for itself"
         );
-        assert_eq!(wait_for(threads(1).handle(), soon, pending::<u32>()), None);
+        let never = wait_for(threads(1).handle(), soon, pending::<u32>());
+        assert_eq!(never, Err(InVain::TimedOut));
         let ended = threads(1);
         let handle = ended.handle().clone();
         drop(ended);
-        assert_eq!(wait_for(&handle, LONG, work()), None);
+        assert_eq!(wait_for(&handle, LONG, work()), Err(InVain::Ended));
     }
 }

@@ -268,6 +268,6 @@ async fn a_replica_that_is_not_tried_may_be_a_good_one() {
             local: whole(&target),
         }],
     }];
-    let read = one(reader.read_early(reads, PATIENCE, None).await).map(drop);
+    let read = one(reader.read_early(reads, PATIENCE).await).map(drop);
     assert_eq!(refusal(read), Refusal::Unreachable);
 }

@@ -73,7 +73,7 @@ async fn read(
         local: whole(&memory),
     }];
     let reads = vec![EarlyRead { session, ranges }];
-    let done = one(reader.read_early(reads, within, None).await)?;
+    let done = one(reader.read_early(reads, within).await)?;
     Ok((done, contents(&memory)))
 }
 

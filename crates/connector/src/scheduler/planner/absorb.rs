@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::super::entry::Entry;
 use super::super::reports::Void;
 use super::{MOST_ATTEMPTS, Planner};
 use crate::contract::{Absorbed, WorkerResults};
@@ -17,7 +18,9 @@ impl Planner {
             self.payoff
                 .note_load(result.loaded_bytes, result.load_micros);
             for request in &result.finished {
-                let entry = self.requests.get_mut(request);
+                // A report from before its end is of an earlier request of this name.
+                let ended = |entry: &&mut Entry| entry.end_told.is_some_and(|at| at <= result.step);
+                let entry = self.requests.get_mut(request).filter(ended);
                 if entry.is_some_and(|entry| entry.machine.drained(result.rank).is_some()) {
                     absorbed.free.push(request.clone());
                 }
@@ -73,7 +76,7 @@ impl Planner {
                 continue;
             };
             self.void.insert(request.clone());
-            let again = !self.config.restore || entry.machine.attempt() < MOST_ATTEMPTS;
+            let again = !self.config.restore || entry.cuts + 1 < MOST_ATTEMPTS;
             let policy = if again {
                 self.config.policy
             } else {
@@ -83,6 +86,7 @@ impl Planner {
             match entry.machine.load_failed(policy) {
                 Verdict::Recompute => {
                     entry.start_over(first, size);
+                    entry.cuts += 1;
                     self.counters.recomputed_requests.add(1);
                     absorbed.recompute.push(good);
                 }

@@ -395,6 +395,21 @@ fn what_breaks_the_contract_is_refused() {
         "{error}"
     );
     assert_eq!(bench.step(&[("r", &[0, 1, 2], 12, 0, 12)], &[]).step, 1);
+    let other_blocks = ScheduledRequest {
+        table: &[0, 9, 2, 3],
+        computed: 12,
+        scheduled: 1,
+        ..scheduled
+    };
+    let plan = StepPlan {
+        requests: &[other_blocks],
+        preempted: &[],
+    };
+    let error = bench.planner.plan(&plan).expect_err("it has lost one");
+    assert!(
+        error.to_string().contains("has not kept the 3 blocks"),
+        "{error}"
+    );
     assert_eq!(bench.planner.finished(&request, S(0)), FreeBlocks::Delayed);
     let again = ScheduledRequest {
         table: &[0, 1, 2],

@@ -1,10 +1,12 @@
 //! How a step runs on all ranks, and what comes of their reports.
 
+use std::collections::BTreeSet;
+
 use layercake_connector::contract::{
-    Absorbed, BlockId, RequestStep, ScheduledRequest, Span, StepPlan, WorkerResults,
+    Absorbed, BlockId, RequestId, RequestStep, ScheduledRequest, Span, StepPlan, WorkerResults,
 };
 
-use super::{AHEAD, Engine, RANKS, SIZE};
+use super::{AHEAD, Engine, SIZE};
 use crate::rank::Rank;
 use crate::world::Draw;
 
@@ -44,18 +46,22 @@ impl Engine {
         for part in &parts {
             compute(&mut self.ranks, part);
         }
+        let loads = metadata.requests.iter().zip(&parts);
+        let loads = loads.flat_map(|(step, part)| loaded(step, part.table));
+        let loads: Vec<BlockId> = loads.collect();
+        let mut failed: BTreeSet<BlockId> = void.iter().flatten().copied().collect();
         for (rank, void) in self.ranks.iter_mut().zip(void) {
             if self.apart && draw.one_in(25) {
                 self.seen.left += 1;
+                failed.extend(&loads);
                 rank.leave(&metadata, &void, &mut self.world, draw);
                 continue;
             }
             let results = rank.end(&metadata, void, &mut self.world, draw);
             self.reports[rank.number].push_back(results);
         }
-        let loads = metadata.requests.iter().zip(&parts);
-        let loads = loads.flat_map(|(step, part)| loaded(step, part.table));
-        self.loading.insert(metadata.step, loads.collect());
+        self.loading.insert(metadata.step, loads);
+        self.void.insert(metadata.step, failed);
         for &(at, chunk) in scheduled {
             let request = &mut self.requests[at];
             request.computed += chunk;
@@ -63,6 +69,9 @@ impl Engine {
             request.last = metadata.step;
             let after = (metadata.step, request.computed);
             request.steps.push_back(after);
+            let blocks = usize::try_from(request.computed.div_ceil(SIZE)).expect("small");
+            let had = request.table[..blocks].to_vec();
+            request.had.insert(metadata.step, had);
         }
         if self.apart {
             self.report_some(draw);
@@ -73,7 +82,7 @@ impl Engine {
 
     /// Ranks report apart, no rank too far behind.
     fn report_some(&mut self, draw: &mut Draw) {
-        for rank in 0..RANKS {
+        for rank in 0..self.ranks.len() {
             while !self.reports[rank].is_empty()
                 && (self.reports[rank].len() > AHEAD || draw.one_in(2))
             {
@@ -111,13 +120,18 @@ impl Engine {
             self.ended += 1;
         }
         let confirmed = absorbed.confirmed;
+        let mut cut = [&absorbed.recompute[..], &absorbed.failed[..]].concat();
+        cut.sort_unstable();
+        assert_eq!(cut, self.void_by(confirmed), "cut back, and void");
         self.confirmed = confirmed;
+        self.void.retain(|step, _| *step > confirmed);
         self.loading.retain(|step, _| *step > confirmed);
         for request in &mut self.requests {
             let known = |step: &mut (u64, u64)| step.0 <= confirmed;
             while let Some((_, computed)) = request.steps.pop_front_if(known) {
                 request.good = computed;
             }
+            request.had.retain(|step, _| *step > confirmed);
         }
         for (id, tokens) in &absorbed.recompute {
             let request = self.requests.iter_mut().find(|request| request.id == *id);
@@ -130,6 +144,24 @@ impl Engine {
             let at = self.requests.iter().position(|request| request.id == *id);
             self.finish(at.expect("it runs"));
         }
+    }
+}
+
+impl Engine {
+    /// Who computed from void blocks in steps up to this one, and the tokens before the first of these.
+    fn void_by(&self, confirmed: u64) -> Vec<(RequestId, u64)> {
+        let mut cut = Vec::new();
+        for request in &self.requests {
+            let firsts = request.had.range(..=confirmed).filter_map(|(step, had)| {
+                let void = &self.void[step];
+                had.iter().position(|block| void.contains(block))
+            });
+            if let Some(first) = firsts.min() {
+                cut.push((request.id.clone(), first as u64 * SIZE));
+            }
+        }
+        cut.sort_unstable();
+        cut
     }
 }
 

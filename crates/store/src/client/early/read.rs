@@ -58,8 +58,13 @@ impl StoreClient {
     /// An entry ends with [`StoreError::WriterGone`] when the object was given up, and with
     /// [`Refusal::Superseded`](layercake_protocol::error::Refusal::Superseded) when another took its place. An entry that fails leaves
     /// anything in its own local memory. Dropping the future ends the waiting; transfers under way end by themselves.
-    /// What is `kept` lives until they have.
-    pub fn read_early(
+    pub fn read_early(&self, reads: Vec<EarlyRead<'_>>, within: Duration) -> EarlyReading {
+        self.read_early_keeping(reads, within, None)
+    }
+
+    /// As [`read_early`](Self::read_early), and keeps something as
+    /// [`read_ranges_keeping`](Self::read_ranges_keeping) does.
+    pub fn read_early_keeping(
         &self,
         reads: Vec<EarlyRead<'_>>,
         within: Duration,

@@ -197,3 +197,43 @@ fn what_a_step_was_to_load_is_void_when_a_rank_never_reports_it() {
     assert_eq!(bench.absorb(&[report(1, 1, &[])]), confirms(2));
     assert_eq!(bench.step(&[], &[]).void, ["a".into(), "c".into()]);
 }
+
+// contract: connector-22
+#[test]
+fn a_gap_from_before_its_attempt_costs_a_request_nothing() {
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("a", 17, 0, 4), 16);
+    bench.allocate("a", 16);
+    let table: &[BlockId] = &[0, 1, 2, 3, 4];
+    bench.step(&[("a", table, 20, 16, 1)], &[]);
+    bench.step(&[("a", table, 20, 17, 1)], &[]);
+    assert_eq!(bench.invalid(1, &[2]).recompute, [("a".into(), 8)]);
+    let third = bench.step(&[("a", table, 20, 8, 4)], &[]);
+    assert_eq!(third.void, ["a".into()]);
+    bench.absorb(&[report(0, 2, &[]), report(0, 3, &[]), report(1, 3, &[])]);
+    assert_eq!(bench.step(&[], &[]).void, []);
+}
+
+// contract: connector-9
+#[test]
+fn a_report_of_an_earlier_request_of_its_name_frees_no_blocks() {
+    let mut bench = bench(|_| {});
+    bench.step(&[("r", &[0], 4, 0, 2)], &[]);
+    assert_eq!(bench.planner.finished(&"r".into(), S(0)), FreeBlocks::Now);
+    assert_eq!(bench.step(&[], &[]).finished, ["r".into()]);
+    // The name comes again before that step is reported, and has saves.
+    bench.step(&[("r", &[1], 4, 0, 4)], &[]);
+    let ended = |bench: &mut Bench, step| {
+        let done = |rank| WorkerResults {
+            finished: vec!["r".into()],
+            ..report(rank, step, &[])
+        };
+        bench.absorb(&[done(0), done(1)]).free
+    };
+    let freed = bench.planner.finished(&"r".into(), S(0));
+    assert_eq!(freed, FreeBlocks::Delayed);
+    assert_eq!(ended(&mut bench, 2), []);
+    assert_eq!(bench.step(&[], &[]).finished, ["r".into()]);
+    assert_eq!(ended(&mut bench, 3), []);
+    assert_eq!(ended(&mut bench, 4), ["r".into()]);
+}
