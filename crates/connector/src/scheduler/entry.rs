@@ -119,8 +119,13 @@ impl Entry {
 
     /// What the workers need to know the table, from this step on.
     pub(super) fn tell(&mut self, table: &[BlockId], attempt: u32, step: u64) -> TableUpdate {
-        let same = self.table.iter().zip(table).take_while(|(a, b)| a == b);
-        let same = same.count();
+        // Mostly all of it, which is compared at once.
+        let same = if table.starts_with(&self.table) {
+            self.table.len()
+        } else {
+            let pairs = self.table.iter().zip(table);
+            pairs.take_while(|(a, b)| a == b).count()
+        };
         let grown = self.told == Some(attempt) && same == self.table.len();
         let from = if grown { same } else { 0 };
         self.table.truncate(same);

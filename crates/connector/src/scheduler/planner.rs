@@ -258,7 +258,7 @@ impl Planner {
         let size = self.config.block_size.get();
         let computed = plan.requests.iter().flat_map(|part| begun(part, size));
         self.reports
-            .planned(self.step, loads.collect(), computed.copied());
+            .planned(self.step, loads.collect(), computed.copied().collect());
         self.steps.push_back((self.step, prompt_tokens(plan)));
         if self.steps.len() > STEPS_REMEMBERED {
             self.steps.pop_front();

@@ -12,14 +12,19 @@ use crate::contract::BlockId;
 pub(super) struct Reports {
     /// The last step of each rank.
     last: Vec<u64>,
-    /// What steps load that not all ranks have reported.
-    loads: BTreeMap<u64, Vec<BlockId>>,
+    /// Steps that not all ranks have reported, but for those that write nothing.
+    open: BTreeMap<u64, Writes>,
     /// What failed in such steps.
     failed: BTreeMap<u64, HashSet<BlockId>>,
     /// The last steps of gaps that ranks left in their reports.
     gaps: Vec<u64>,
-    /// In which such step a block was last written from its start.
-    written: HashMap<BlockId, u64>,
+}
+
+/// Blocks that a step writes from their start.
+#[derive(Debug)]
+struct Writes {
+    loads: Vec<BlockId>,
+    computed: Vec<BlockId>,
 }
 
 /// Undefined bytes of a block, for whoever has it since this step or an earlier one.
@@ -41,24 +46,16 @@ impl Reports {
     pub(super) fn new(ranks: u32) -> Self {
         Self {
             last: vec![0; usize::try_from(ranks).unwrap_or(usize::MAX)],
-            loads: BTreeMap::new(),
+            open: BTreeMap::new(),
             failed: BTreeMap::new(),
             gaps: Vec::new(),
-            written: HashMap::new(),
         }
     }
 
     /// A step is to load some blocks, and computes others from their start.
-    pub(super) fn planned(
-        &mut self,
-        step: u64,
-        loads: Vec<BlockId>,
-        computed: impl IntoIterator<Item = BlockId>,
-    ) {
-        let written = loads.iter().copied().chain(computed);
-        self.written.extend(written.map(|block| (block, step)));
-        if !loads.is_empty() {
-            self.loads.insert(step, loads);
+    pub(super) fn planned(&mut self, step: u64, loads: Vec<BlockId>, computed: Vec<BlockId>) {
+        if !(loads.is_empty() && computed.is_empty()) {
+            self.open.insert(step, Writes { loads, computed });
         }
     }
 
@@ -72,8 +69,9 @@ impl Reports {
         *last = step;
         if !gap.is_empty() {
             self.gaps.push(step - 1);
-            for (step, loads) in self.loads.range(gap) {
-                self.failed.entry(*step).or_default().extend(loads);
+            for (step, writes) in self.open.range(gap) {
+                let failed = self.failed.entry(*step).or_default();
+                failed.extend(&writes.loads);
             }
         }
         if !failed.is_empty() {
@@ -90,10 +88,17 @@ impl Reports {
             && *open.key() <= confirmed
         {
             let (step, failed) = open.remove_entry();
+            let later = self.open.range(step + 1..).map(|(_, writes)| writes);
+            let written = later.flat_map(|writes| writes.loads.iter().chain(&writes.computed));
+            let written: HashSet<_> = written.copied().collect();
             // In their order, so the last step counts.
             settled.void.extend(failed.into_iter().map(|block| {
-                let written = self.written.get(&block).is_some_and(|at| *at > step);
-                (block, if written { step } else { STILL_VOID })
+                let void_until = if written.contains(&block) {
+                    step
+                } else {
+                    STILL_VOID
+                };
+                (block, void_until)
             }));
         }
         self.gaps.retain(|last| {
@@ -103,8 +108,7 @@ impl Reports {
             }
             !over
         });
-        self.loads.retain(|step, _| *step > confirmed);
-        self.written.retain(|_, step| *step > confirmed);
+        self.open.retain(|step, _| *step > confirmed);
         settled
     }
 
@@ -128,8 +132,8 @@ mod tests {
     #[test]
     fn what_any_rank_says_of_a_step_counts_when_the_last_has_spoken() {
         let mut reports = Reports::new(2);
-        reports.planned(1, vec![10, 11, 12], []);
-        reports.planned(2, vec![20], []);
+        reports.planned(1, vec![10, 11, 12], vec![]);
+        reports.planned(2, vec![20], vec![]);
         assert!(reports.note(0, 1, &[11]));
         assert!(reports.note(0, 2, &[20]));
         assert_eq!(reports.settle(), void(&[]));
@@ -147,7 +151,7 @@ mod tests {
     fn what_a_rank_passes_over_has_failed() {
         let mut reports = Reports::new(2);
         for step in [1, 2, 4] {
-            reports.planned(step, vec![step * 10], []);
+            reports.planned(step, vec![step * 10], vec![]);
         }
         reports.note(0, 1, &[]);
         reports.note(1, 1, &[]);
@@ -163,15 +167,14 @@ mod tests {
         };
         assert_eq!(reports.settle(), gap);
         assert_eq!(reports.confirmed(), 3);
-        assert!(reports.loads.keys().eq([&4]), "others need not be known");
-        assert!(reports.written.keys().eq([&40]));
+        assert!(reports.open.keys().eq([&4]), "others need not be known");
     }
 
     #[test]
     fn a_block_that_was_written_since_is_void_for_who_had_it_before() {
         let mut reports = Reports::new(1);
-        reports.planned(1, vec![1, 2, 3], []);
-        reports.planned(2, vec![2], [3]);
+        reports.planned(1, vec![1, 2, 3], vec![]);
+        reports.planned(2, vec![2], vec![3]);
         reports.note(0, 1, &[1, 2, 3]);
         let then = HashMap::from([(1, STILL_VOID), (2, 1), (3, 1)]);
         assert_eq!(reports.settle().void, then);
@@ -180,6 +183,6 @@ mod tests {
         // One that nobody was to load: taken at its word.
         reports.note(0, 3, &[9]);
         assert_eq!(reports.settle(), void(&[9]));
-        assert!(reports.written.is_empty());
+        assert!(reports.open.is_empty() && reports.failed.is_empty());
     }
 }
