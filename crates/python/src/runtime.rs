@@ -24,6 +24,7 @@ use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinError;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::errors::Kind;
 use crate::logs;
@@ -143,6 +144,11 @@ pub(crate) fn apart(work: impl FnOnce() + Send + 'static) {
 /// Closes what nobody waits for.
 pub(crate) fn close_behind(handle: &Handle, closing: impl Future<Output = ()> + Send + 'static) {
     BEHIND.spawn_on(closing, handle);
+}
+
+/// While it is there, something is being closed that nobody waits for.
+pub(crate) fn behind() -> TaskTrackerToken {
+    BEHIND.token()
 }
 
 /// Returns when nothing is being closed that nobody waits for.

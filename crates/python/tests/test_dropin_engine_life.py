@@ -1,5 +1,6 @@
 """`mooncake.engine`: what becomes of memory and names when engines are dropped, started anew, or shared with a store."""
 
+import signal
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("mooncake", reason="layercake-mooncake is not installed")
 
 from conftest import MIB, child_env, run_child  # noqa: E402
-from dropin import Memory  # noqa: E402
+from dropin import Memory, running_master  # noqa: E402
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # noqa: E402
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig  # noqa: E402
 
@@ -47,6 +48,37 @@ def test_memory_is_the_program_s_alone_once_its_engine_has_gone(transport, how):
         memory[:] = bytes(size)
         assert writer.stdout.read().endswith("refused\n")
     assert memory[:] == bytes(size)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["master answers", "master is stopped"])
+def test_memory_is_the_program_s_alone_once_the_last_store_that_shares_its_engine_has_gone(transport, answers):
+    size = 8 * MIB
+    memory, engine = Memory(size), TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.register_memory(memory.address, size) == 0
+    arguments = [f"127.0.0.1:{engine.get_rpc_port()}", str(memory.address), str(size)]
+    with running_master() as (address, master):
+        stores = [MooncakeDistributedStore() for _ in range(2)]
+        for store, segment in zip(stores, (16 * MIB, 0), strict=True):
+            setup = ("127.0.0.1", "P2PHANDSHAKE", segment, 0, "tcp", "", address)
+            assert store.setup(*setup, engine=engine.get_engine()) == 0
+        del store
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True, env=child_env()
+        ) as writer:
+            assert writer.stdout.readline() == "written\n"
+            del engine
+            if not answers:
+                master.send_signal(signal.SIGSTOP)
+            while stores:
+                memory[:1] = b"?"
+                # Written to as long as a store is there.
+                while memory[:1] != b"w":
+                    assert writer.stdout.readline() == "written\n"
+                stores.pop()
+            memory[:] = bytes(size)
+            assert writer.stdout.read().endswith("refused\n")
+        assert memory[:] == bytes(size)
 
 
 def test_messages_are_so_long_and_kept_up_to_so_many_bytes():
@@ -134,9 +166,20 @@ assert engine.register_memory(here, size) == 0
 assert engine.transfer_sync_write(name, here, there, 4096) == 0
 shared = engine.get_engine()
 assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, 0, "tcp", "", cluster.master, engine=shared) == 0
+
+def arrived():
+    # Bytes that wait for the peer in its connections.
+    folder = f"/proc/{peer.pid}/fd"
+    its = {os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)}
+    with open("/proc/net/tcp") as table:
+        rows = [row.split() for row in table][1:]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if f"socket:[{row[9]}]" in its)
+
 peer.send_signal(signal.SIGSTOP)
 try:
     moving = engine.transfer_submit_write(name, here, there, size)
+    while arrived() <= 4096:
+        pass
     assert engine.transfer_check_status(moving) == 0, "it is under way"
     del engine, shared
     BODY
@@ -161,10 +204,18 @@ OTHER_THREADS_RUN = """
 """
 
 OTHER_STORES_START = """
-    del store
+    def drop():
+        global store
+        del store
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    while "store" in globals():
+        pass
     other = MooncakeDistributedStore()
     assert other.setup("127.0.0.1", "P2PHANDSHAKE", segment, 0, "tcp", "", cluster.master) == 0
     os.write(2, b"is set up\\n")
+    peer.kill()
+    dropping.join()
 """
 
 

@@ -306,31 +306,70 @@ ranks[0].store.remove_all(True)
     check(LAYERWISE + code, master)
 
 
-def test_a_signal_ends_the_wait_for_another_upsert_of_the_key():
-    code = """
+# A client whose upserts of one key wait for one that a stopped holder takes nothing of.
+WAITS_FOR_ITS_TURN = """
 import os, signal
-store = new(0)
-assert store.put("other", b"v") == 0
+holder, own = sys.argv[2], int(sys.argv[3])
+def at(name):
+    config = ReplicateConfig()
+    config.preferred_segment = name
+    return config
+store = new(own)
+here = at(store.get_hostname() if own else holder)
+assert store.put("other", b"v", here) == 0
 print("ready", flush=True)
 sys.stdin.readline()
-slow = threading.Thread(target=lambda: store.upsert("k", bytes(8 * MIB)))
+slow = threading.Thread(target=lambda: store.upsert("k", bytes(8 * MIB), at(holder)))
 slow.start()
 while store.get_size("k") != -703:
     assert slow.is_alive(), "its holder takes nothing"
 threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+"""
+
+IS_INTERRUPTED = """
 try:
-    store.batch_upsert_from(["other", "k"], [alloc(10)] * 2, [10] * 2)
+    store.batch_upsert_from(["other", "", "k"], [alloc(10)] * 3, [10] * 3)
     raise SystemExit("it did not end")
 except KeyboardInterrupt:
     assert slow.is_alive(), "it waited for its turn"
+# Which fails for a reason of its own.
+assert store.batch_put_session_end(["not open"]) == [-600]
 slow.join()
 assert store.get("other") != bytes(10), "nothing was replaced"
 assert store.upsert("new", b"v") < 0
 """
+
+# The signal's handler replaces a key that the call wants, too, and has reasons of its own.
+HANDLER_UPSERTS = """
+class Done(Exception):
+    pass
+def handler(*_):
+    assert store.batch_put_session_end(["not open"]) == [-600]
+    begun = time.monotonic()
+    assert store.upsert("other", b"new", here) == 0
+    assert time.monotonic() - begun < 20, "it waited for the call that it is part of"
+    raise Done
+signal.signal(signal.SIGINT, handler)
+try:
+    store.batch_upsert_from(["other", "", "k"], [alloc(10)] * 3, [10] * 3)
+    raise SystemExit("it did not end")
+except Done:
+    assert store.get("other") == b"new"
+slow.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "own"), [(IS_INTERRUPTED, 0), (HANDLER_UPSERTS, 16 * MIB)], ids=["interrupted", "handler upserts"]
+)
+def test_a_signal_ends_the_wait_for_another_upsert_of_the_key(body, own):
     with running_master("--client_ttl=60") as (address, _), clients(address, 16 * MIB) as (holder,):
         child = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + code, address],
-            env=child_env(LAYERCAKE_TRANSPORTS="tcp", LAYERCAKE_LOG="off"),
+            [
+                *(sys.executable, "-c", PRELUDE + WAITS_FOR_ITS_TURN + body),
+                *(address, holder.do("store.get_hostname()"), str(own)),
+            ],
+            env=child_env(LAYERCAKE_TRANSPORTS="tcp"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -341,6 +380,9 @@ assert store.upsert("new", b"v") < 0
             holder.process.send_signal(signal.SIGSTOP)
             _, err = child.communicate("\n", timeout=60)
             assert child.returncode == 0, err
+            # The batch had a bad key, whose reason is not that of another call's failure.
+            (said,) = [line for line in err.splitlines() if "batch_put_session_end" in line]
+            assert "no session" in said, said
         finally:
             child.kill()
             child.communicate()

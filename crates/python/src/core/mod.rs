@@ -9,7 +9,7 @@
 //!
 //! - *Typed* ([`StoreCore::client`], [`StoreCore::block`]): the package's own interface awaits the
 //!   client's methods and turns [`StoreError`](layercake_store::StoreError)s into exceptions.
-//! - *Coded*: the Mooncake interface gets one `i64` per key, by `protocol`'s table ([`code`] says which
+//! - *Coded*: the Mooncake interface gets one `i64` per key, by `protocol`'s table ([`table`] says which
 //!   error is which code). These methods never fail as a whole and never panic on what they are given.
 //!
 //! | coded | method | module |
@@ -46,6 +46,7 @@ mod puts;
 pub(crate) mod reasons;
 mod settings;
 mod store;
+mod table;
 mod tasks;
 mod turns;
 pub(crate) mod whole;
@@ -53,5 +54,5 @@ pub(crate) mod whole;
 pub(crate) use self::copies::ObjectCopy;
 pub(crate) use self::engine::{EngineCore, RegisterRefused};
 pub(crate) use self::settings::{EngineSettings, MemberName, StoreSettings, Trust};
-pub(crate) use self::store::{Health, SharedEngine, StoreCore};
+pub(crate) use self::store::{Health, Keeper, SharedEngine, StoreCore};
 pub(crate) use self::tasks::{Job, TaskId, TaskStatus};

@@ -5,6 +5,9 @@
 //! the edge takes what the call left: both run on the calling thread, which is what keeps the reasons of
 //! overlapping calls apart.
 //!
+//! What runs in the middle of a call, a signal's handler, may make calls of its own: [`apart`] keeps the reasons of
+//! both from each other.
+//!
 //! One reason is kept for each code, the first: a batch that fails as a whole costs one text. Answers that are no
 //! failures of a call (no such object, one that is there already, unfinished or leased) leave none.
 
@@ -50,4 +53,12 @@ pub(crate) fn invalid(reason: impl Display) -> i64 {
 /// Takes what was left on this thread: codes and their reasons.
 pub(crate) fn take() -> Vec<(i64, String)> {
     LEFT.take()
+}
+
+/// Runs what may make other calls, which neither take what was left before nor leave anything themselves.
+pub(crate) fn apart<T>(work: impl FnOnce() -> T) -> T {
+    let before = take();
+    let done = work();
+    LEFT.set(before);
+    done
 }

@@ -27,7 +27,7 @@ const UNDO_WITHIN: Duration = Duration::from_secs(2);
 /// How long an upsert waits for others of its keys. A transfer has 30 s.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
 
-/// Something that goes on for as long as this is there.
+/// Something that goes on for as long as one of these is there.
 pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 
 /// An engine that is not only this member's, and what keeps it from being closed.

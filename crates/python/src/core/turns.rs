@@ -6,8 +6,10 @@
 //! A call joins the lines of all its keys at once, so two calls stand in the same order wherever they meet: none waits
 //! for one that came later, and many small calls don't keep a large one waiting. It waits on the calling thread, not in a
 //! task, and looks up now and then, so that a person can end it. Whoever waits too long goes ahead, and keeps
-//! its place: what happens then is as between two clients.
+//! its place: what happens then is as between two clients. So does a call that is made by what looks up, a signal's
+//! handler: whoever it would wait for may be waiting for the call that it interrupts.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
 use std::time::{Duration, Instant};
@@ -17,6 +19,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How often a call that waits looks up.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// Whether a call waits below on this thread, and looks up.
+    static LOOKS_UP: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The turns of a client.
 #[derive(Debug)]
@@ -62,19 +69,27 @@ impl Turns {
         keys: impl Iterator<Item = &'a ObjectKey>,
         mut look_up: impl FnMut() -> Result<(), E>,
     ) -> Result<Turn<'_>, E> {
-        let (ticket, keys) = self.lines.lock().join(keys);
+        let keys: Vec<ObjectKey> = keys.cloned().collect();
+        let ticket = self.lines.lock().join(&keys);
         // Behind this the lock is let go of first, whatever happens: an end of the turn takes it.
         let turn = Turn {
             turns: self,
             ticket,
             keys,
         };
+        if LOOKS_UP.get() {
+            return Ok(turn);
+        }
         let until = Instant::now() + self.patience;
+        // Also while others get their turns all the time.
+        let mut next_look = Instant::now() + LOOK_UP_EVERY;
         let mut lines = self.lines.lock();
         while lines.waiting.contains_key(&ticket) && Instant::now() < until {
-            let slice = until.min(Instant::now() + LOOK_UP_EVERY);
-            if self.given.wait_until(&mut lines, slice).timed_out() {
-                MutexGuard::unlocked(&mut lines, &mut look_up)?;
+            if Instant::now() >= next_look {
+                MutexGuard::unlocked(&mut lines, || marked(&mut look_up))?;
+                next_look = Instant::now() + LOOK_UP_EVERY;
+            } else {
+                self.given.wait_until(&mut lines, until.min(next_look));
             }
         }
         drop(lines);
@@ -82,12 +97,24 @@ impl Turns {
     }
 }
 
+/// Runs `look_up`, with calls that it makes known as such.
+fn marked<T>(look_up: impl FnOnce() -> T) -> T {
+    struct Unmark;
+    impl Drop for Unmark {
+        fn drop(&mut self) {
+            LOOKS_UP.set(false);
+        }
+    }
+    LOOKS_UP.set(true);
+    let _unmark = Unmark;
+    look_up()
+}
+
 impl Lines {
     /// Puts a call at the end of the lines of its keys.
-    fn join<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>) -> (Ticket, Vec<ObjectKey>) {
+    fn join(&mut self, keys: &[ObjectKey]) -> Ticket {
         self.last += 1;
         let ticket = self.last;
-        let mut joined = Vec::with_capacity(keys.size_hint().0);
         let mut waits_in = 0;
         for key in keys {
             match self.by_key.entry(key.clone()) {
@@ -107,15 +134,14 @@ impl Lines {
                     waits_in += 1;
                 }
             }
-            joined.push(key.clone());
         }
         if waits_in > 0 {
             self.waiting.insert(ticket, waits_in);
         }
-        (ticket, joined)
+        ticket
     }
 
-    /// Takes a call out of the lines of its keys; whether another has its turn now.
+    /// Takes a call out of the lines of its keys, which may be named twice; whether another has its turn now.
     fn leave(&mut self, ticket: Ticket, keys: &[ObjectKey]) -> bool {
         let mut given = false;
         for key in keys {

@@ -26,16 +26,15 @@ fn take<'a>(turns: &'a Turns, numbers: &[usize]) -> Turn<'a> {
 #[test]
 fn who_came_later_waits_though_its_key_is_free() {
     let mut lines = Lines::default();
-    let (first, its) = lines.join(keys(&[0]).iter());
-    let (batch, batch_keys) = lines.join(keys(&[0, 1, 2]).iter());
-    let (small, small_keys) = lines.join(keys(&[2]).iter());
+    let calls = [&[0][..], &[0, 1, 2], &[2]].map(keys);
+    let [first, batch, small] = [0, 1, 2].map(|call: usize| lines.join(&calls[call]));
     let waits = |lines: &Lines, ticket| lines.waiting.contains_key(&ticket);
     assert!(!waits(&lines, first) && waits(&lines, batch) && waits(&lines, small));
-    assert!(lines.leave(first, &its));
+    assert!(lines.leave(first, &calls[0]));
     assert!(!waits(&lines, batch) && waits(&lines, small));
-    assert!(lines.leave(batch, &batch_keys));
+    assert!(lines.leave(batch, &calls[1]));
     assert!(!waits(&lines, small));
-    assert!(!lines.leave(small, &small_keys));
+    assert!(!lines.leave(small, &calls[2]));
     assert!(lines.by_key.is_empty() && lines.waiting.is_empty());
 }
 
@@ -56,8 +55,9 @@ proptest! {
         for step in steps {
             match step {
                 Ok(numbers) => {
-                    let (ticket, joined) = lines.join(keys(&numbers).iter());
-                    calls.push((ticket, joined, numbers.into_iter().collect()));
+                    let wanted = keys(&numbers);
+                    let ticket = lines.join(&wanted);
+                    calls.push((ticket, wanted, numbers.into_iter().collect()));
                 }
                 // Any of them may end, also one that waits.
                 Err(which) if !calls.is_empty() => {
@@ -100,6 +100,53 @@ fn an_error_while_looking_up_ends_the_wait_and_leaves_the_line() {
     assert!(turns.take(keys(&[1]).iter(), || Err("it waits")).is_ok());
     drop(held);
     assert!(turns.take(keys(&[0, 1]).iter(), || Err("it waits")).is_ok());
+}
+
+#[test]
+fn others_that_get_their_turns_don_t_keep_a_call_from_looking_up() {
+    let turns = Turns::new(LONG);
+    let _held = take(&turns, &[0]);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                drop(take(&turns, &[1]));
+                turns.given.notify_all();
+            }
+        });
+        let interrupted = turns.take(keys(&[0]).iter(), || Err("interrupted"));
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(interrupted.err(), Some("interrupted"));
+    });
+}
+
+#[test]
+fn what_looks_up_never_waits_for_the_call_that_it_is_part_of() {
+    let turns = Turns::new(LONG);
+    let it_waits = || Err("it waits");
+    for is_given_its_turn in [false, true] {
+        let mut held = Some(take(&turns, &[0]));
+        let outer = turns.take(keys(&[0, 1]).iter(), || {
+            if is_given_its_turn {
+                held = None;
+            }
+            for wanted in [&[0][..], &[1, 0], &[1]] {
+                turns.take(keys(wanted).iter(), it_waits)?;
+            }
+            if is_given_its_turn {
+                Ok(())
+            } else {
+                Err("it looked up")
+            }
+        });
+        let ended_by = (!is_given_its_turn).then_some("it looked up");
+        assert_eq!(outer.err(), ended_by);
+        // Behind that, calls of this thread wait as ever.
+        drop(held);
+        let _held = take(&turns, &[0]);
+        let waited = turns.take(keys(&[0]).iter(), it_waits);
+        assert_eq!(waited.err(), Some("it waits"));
+    }
 }
 
 #[test]

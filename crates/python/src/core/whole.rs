@@ -19,7 +19,7 @@ use layercake_transport::LocalSlice;
 
 use super::StoreCore;
 use super::code::{self, ABSENT, Call, INVALID};
-use super::reasons::{because, invalid};
+use super::reasons::{self, because, invalid};
 use crate::args::Keys;
 use crate::memory::Use;
 
@@ -82,7 +82,7 @@ impl StoreCore {
         items: Vec<PutItem>,
         config: &ReplicateConfig,
         replace: bool,
-        look_up: impl FnMut() -> Result<(), E>,
+        mut look_up: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<i64>, E> {
         if config.replicas == 0 {
             let code = invalid("0 replicas: at least 1 is needed");
@@ -97,6 +97,7 @@ impl StoreCore {
             }
         }
         let keys = left.iter().map(|(_, request)| &request.key);
+        let look_up = || reasons::apart(&mut look_up);
         let turn = replace.then(|| self.turns.take(keys, look_up));
         let _turn = turn.transpose()?;
         while !left.is_empty() {

@@ -12,7 +12,7 @@ use pyo3::types::PyString;
 use super::live::{Live, code};
 use super::notify::Notify;
 use crate::args::{Int, Ints};
-use crate::core::SharedEngine;
+use crate::core::{Keeper, SharedEngine};
 use crate::runtime::Owned;
 
 /// Moves bytes between memory of this process and of others, by address.
@@ -40,14 +40,16 @@ impl PyInnerTransferEngine {
         }
     }
 
-    /// The engine, and what keeps it from being closed when the Python objects are gone.
-    pub(crate) fn shared(&self) -> PyResult<SharedEngine> {
+    /// The engine for a member, and what stands for a Python object that has it: as long as that is there, memory that
+    /// was registered stays so.
+    pub(crate) fn shared(&self) -> PyResult<(SharedEngine, Keeper)> {
         let live = self.live.get()?;
-        Ok(SharedEngine {
+        let shared = SharedEngine {
             engine: Arc::clone(live.engine()),
             name: Some(live.name()),
-            keeper: Some(Arc::clone(live) as _),
-        })
+            keeper: Some(live.keeper()),
+        };
+        Ok((shared, Arc::clone(live) as _))
     }
 }
 

@@ -1,4 +1,8 @@
 //! An engine that was initialized.
+//!
+//! Two things keep it. [`Live`] is what Python objects have that move bytes with it, those of stores that share it
+//! included: when the last of these has gone, the memory that was registered is the program's alone. [`Running`] is
+//! what a store needs beyond that, until it has left its cluster.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,12 +13,13 @@ use layercake_store::link::block_on;
 use layercake_transport::{Access, Direction};
 use parking_lot::Mutex;
 use thiserror::Error;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::directory::{Directory, DirectoryError};
 use super::names::{Named, Names};
 use super::notify::Notify;
 use super::under_way::UnderWay;
-use crate::core::{EngineCore, EngineSettings, RegisterRefused};
+use crate::core::{EngineCore, EngineSettings, Keeper, RegisterRefused};
 use crate::dropin::member;
 use crate::memory::Use;
 use crate::peers::{Move, PeerEngine, PeerError, check_notification};
@@ -51,12 +56,14 @@ pub(super) enum StartError {
 /// An engine, its managed buffers, and its transfers under way. Its methods are called without the
 /// interpreter lock.
 pub(super) struct Live {
-    peers: Arc<Named>,
+    running: Arc<Running>,
     /// `host:port`, where the host is as it was given.
     name: String,
     pub(super) under_way: UnderWay,
     /// First address and length.
     managed: Mutex<HashMap<u64, u64>>,
+    /// From the drop on; goes after all of the above.
+    behind: Option<TaskTrackerToken>,
 }
 
 /// The pieces of a call: local addresses, addresses in the peer, lengths.
@@ -66,9 +73,10 @@ impl Live {
     fn new(engine: Arc<PeerEngine>, host: &str, names: Names) -> Self {
         Self {
             name: member::at_port(host, engine.address().port()),
-            peers: Arc::new(Named { engine, names }),
+            running: Arc::new(Running(Arc::new(Named { engine, names }))),
             under_way: UnderWay::default(),
             managed: Mutex::default(),
+            behind: None,
         }
     }
 
@@ -117,17 +125,22 @@ impl Live {
     }
 
     pub(super) fn peers(&self) -> &Arc<PeerEngine> {
-        &self.peers.engine
+        &self.named().engine
     }
 
     /// The address that the metadata server tells, if there is one.
     pub(super) fn listed_at(&self) -> Option<String> {
-        self.peers.names.own().map(str::to_owned)
+        self.named().names.own().map(str::to_owned)
     }
 
     /// What is closed at the end of the interpreter.
     pub(super) fn named(&self) -> &Arc<Named> {
-        &self.peers
+        &self.running.0
+    }
+
+    /// What keeps the engine running, with no memory of the program's once this has gone.
+    pub(super) fn keeper(&self) -> Keeper {
+        Arc::clone(&self.running) as _
     }
 
     /// `host:port`, under which peers without a metadata server find it.
@@ -235,9 +248,9 @@ impl Live {
                 // Before anything moves.
                 check_notification(name, msg.as_bytes())?;
             }
-            self.peers.transfer(peer, direction, &moves).await?;
+            self.named().transfer(peer, direction, &moves).await?;
             match notify {
-                Some(notify) => self.peers.notify(peer, notify).await,
+                Some(notify) => self.named().notify(peer, notify).await,
                 None => Ok(()),
             }
         };
@@ -266,12 +279,12 @@ impl Live {
             report.end(done);
             return id;
         };
-        if let Err(error) = handle.block_on(self.peers.reach(peer)) {
+        if let Err(error) = handle.block_on(self.named().reach(peer)) {
             failed(peer, &error);
             return 0;
         }
         let (id, report) = self.under_way.begin();
-        let peers = Arc::clone(&self.peers);
+        let peers = Arc::clone(self.named());
         let peer = peer.to_owned();
         handle.spawn(async move {
             let result = peers.transfer(&peer, direction, &moves).await;
@@ -303,7 +316,7 @@ impl Live {
     }
 
     pub(super) fn probe(&self, peer: &str) -> Result<Option<u64>, i64> {
-        let asked = self.peers().handle().block_on(self.peers.probe(peer));
+        let asked = self.peers().handle().block_on(self.named().probe(peer));
         asked.map_err(|error| {
             failed(peer, &error);
             match error {
@@ -346,22 +359,36 @@ impl Live {
 }
 
 impl Drop for Live {
-    /// A program that drops it may do with the memory what it likes when this returns; the rest needs nobody to wait.
+    /// A program that drops it may do with the memory what it likes when this returns.
     fn drop(&mut self) {
-        let peers = Arc::clone(&self.peers);
-        // First of all: whoever wants the name finds it here.
-        LEAVING.lock().push(Arc::clone(&peers));
+        // Who wants the name waits for this, and finds the engine among those that leave then.
+        let behind = runtime::behind();
+        self.behind = Some(behind.clone());
+        let running = Arc::clone(&self.running);
         runtime::apart(move || {
-            if !peers.engine.engine().unregister_all(CLOSE_WITHIN) {
+            if !running.0.engine.engine().unregister_all(CLOSE_WITHIN) {
                 tracing::error!(
                     "memory of an engine that ends is still in use after {CLOSE_WITHIN:?}"
                 );
             }
-            let handle = peers.engine.handle().clone();
-            handle.spawn(async move {
-                peers.close(Instant::now() + CLOSE_WITHIN).await;
-                LEAVING.lock().retain(|other| !Arc::ptr_eq(other, &peers));
-            });
+            drop(running);
+            drop(behind);
+        });
+    }
+}
+
+/// An engine that runs, until the last of those who need it has gone. Its end needs nobody to wait.
+struct Running(Arc<Named>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let peers = Arc::clone(&self.0);
+        // First of all: whoever wants the name finds it here.
+        LEAVING.lock().push(Arc::clone(&peers));
+        let handle = peers.engine.handle().clone();
+        handle.spawn(async move {
+            peers.close(Instant::now() + CLOSE_WITHIN).await;
+            LEAVING.lock().retain(|other| !Arc::ptr_eq(other, &peers));
         });
     }
 }

@@ -33,7 +33,7 @@ use self::settings::Arguments;
 use crate::args::{Flag, Int, OneKey};
 use crate::core::code::{self, INVALID};
 use crate::core::reasons::{self, invalid};
-use crate::core::{Health, StoreCore};
+use crate::core::{Health, Keeper, StoreCore};
 use crate::memory::PyBufferHandle;
 use crate::runtime::{self, Owned};
 
@@ -63,18 +63,24 @@ pub(super) fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
 )]
 #[derive(Default)]
 pub(crate) struct PyMooncakeStore {
-    client: Mutex<Option<Owned<Arc<StoreCore>>>>,
+    client: Mutex<Option<Owned<Client>>>,
+}
+
+/// What a store has that was set up.
+#[derive(Clone)]
+struct Client {
+    core: Arc<StoreCore>,
+    /// With an engine that it shares: a part in the program's memory that is registered there. Never let go of with a
+    /// lock held: the last one waits.
+    engine: Option<Keeper>,
 }
 
 impl PyMooncakeStore {
     /// The client, if there is one.
     fn core(&self) -> PyResult<Option<Arc<StoreCore>>> {
         let client = self.client.lock();
-        client
-            .as_ref()
-            .map(Owned::get)
-            .transpose()
-            .map(Option::<&Arc<StoreCore>>::cloned)
+        let client = client.as_ref().map(Owned::get).transpose()?;
+        Ok(client.map(|client| Arc::clone(&client.core)))
     }
 
     /// One answer, of a call that is made without the interpreter lock.
@@ -113,7 +119,10 @@ impl PyMooncakeStore {
             return Ok(entries.refused(name, invalid(NOT_SET_UP)));
         };
         py.detach(|| {
-            let codes = call(&core)?;
+            let codes = call(&core).inspect_err(|_| {
+                // Not of the next call, either.
+                reasons::take();
+            })?;
             report::tell(name, &codes, |index| entries.name(index));
             Ok(codes)
         })
@@ -132,11 +141,11 @@ impl PyMooncakeStore {
     }
 
     /// Takes the client out.
-    fn take(&self) -> PyResult<Option<Arc<StoreCore>>> {
+    fn take(&self) -> PyResult<Option<Client>> {
         let mut client = self.client.lock();
-        let core = client.as_ref().map(Owned::get).transpose()?.cloned();
+        let taken = client.as_ref().map(Owned::get).transpose()?.cloned();
         *client = None;
-        Ok(core)
+        Ok(taken)
     }
 
     fn open(
@@ -145,7 +154,7 @@ impl PyMooncakeStore {
         arguments: Arguments,
         engine: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<i64> {
-        let shared = settings::engine(engine)?;
+        let (shared, engine) = settings::engine(engine)?.unzip();
         let of_engine = shared.as_ref();
         let of_engine = of_engine.map(|shared| shared.engine.settings().clone());
         // Name servers and masters may keep one waiting: a signal ends either.
@@ -168,11 +177,11 @@ impl PyMooncakeStore {
             }
         };
         runtime::close_later(py, &core);
-        let before = self.client.lock().replace(Owned::new(core));
+        let client = Owned::new(Client { core, engine });
+        let before = self.client.lock().replace(client);
         if let Some(before) = before {
             // Another thread was quicker: the last one stays.
-            let before = Arc::clone(before.get()?);
-            py.detach(|| before.block(before.close(Instant::now() + CLOSE_WITHIN)));
+            close(py, &before.get()?.core);
         }
         Ok(0)
     }
@@ -183,14 +192,21 @@ fn refused(error: &settings::Refused) -> i64 {
     error.code()
 }
 
+/// Leaves the cluster, without the interpreter lock.
+fn close(py: Python<'_>, core: &StoreCore) {
+    py.detach(|| core.block(core.close(Instant::now() + CLOSE_WITHIN)));
+}
+
 impl Drop for PyMooncakeStore {
     fn drop(&mut self) {
         // In a forked child there is nothing to end.
-        if let Ok(Some(core)) = self.take() {
+        if let Ok(Some(Client { core, engine })) = self.take() {
             let handle = core.handle().clone();
             runtime::close_behind(&handle, async move {
                 core.close(Instant::now() + CLOSE_WITHIN).await;
             });
+            // Here, not behind: then the memory is the program's alone.
+            drop(engine);
         }
     }
 }
@@ -274,8 +290,8 @@ impl PyMooncakeStore {
     /// Leaves the cluster: what was lent is withdrawn with the objects in it, and open sessions are given up.
     /// Repeating it is harmless, and the store can be set up again.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
-        if let Some(core) = self.take()? {
-            py.detach(|| core.block(core.close(Instant::now() + CLOSE_WITHIN)));
+        if let Some(client) = self.take()? {
+            close(py, &client.core);
         }
         Ok(0)
     }

@@ -16,7 +16,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 
 use crate::args::{Flag, Int};
-use crate::core::{EngineSettings, MemberName, SharedEngine, StoreCore, StoreSettings};
+use crate::core::{EngineSettings, Keeper, MemberName, SharedEngine, StoreCore, StoreSettings};
 use crate::dropin::engine::PyInnerTransferEngine;
 use crate::dropin::member::{self, Unsupported};
 
@@ -333,8 +333,8 @@ fn master_within() -> Duration {
         .unwrap_or(MASTER_WITHIN)
 }
 
-/// The engine that a store shares, if it is given one.
-pub(super) fn engine(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<SharedEngine>> {
+/// The engine that a store shares, if it is given one, and what the Python object of the store must keep.
+pub(super) fn engine(given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(SharedEngine, Keeper)>> {
     let Some(given) = given else {
         return Ok(None);
     };
