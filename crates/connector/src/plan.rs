@@ -80,10 +80,6 @@ pub fn begin<K: Clone + Eq + Hash + Ord>(
         tracker.cancel(request);
     }
     tracker.confirm(step.confirmed);
-    for part in step.requests.iter().filter(|part| part.restore > 0) {
-        // What this step would only learn behind itself can't be waited for in it.
-        tracker.cancel_unconfirmed(&part.request);
-    }
     for request in &step.finished {
         tracker.finish(request);
     }
@@ -327,32 +323,6 @@ mod tests {
         tracker.settle(&hash(3), crate::tracker::PutOutcome::Lost);
         assert_eq!(ended(&tracker, &mut ending), ["a".into()]);
         assert!(ending.is_empty());
-    }
-
-    #[test]
-    fn what_is_restored_does_not_wait_for_what_the_step_itself_would_tell() {
-        let mut tracker = Tracker::default();
-        let mut first = step(vec![part("a", &[10, 11], &[1], &[2])]);
-        begun(&mut tracker, &first);
-        assert!(doubt(&mut tracker, &first));
-        assert_eq!(saves(&mut tracker, &first, key).expect("keys").len(), 1);
-        first.requests[0].restore = 2;
-        first.step = 8;
-        begun(&mut tracker, &first);
-        assert!(!tracker.must_wait(&hash(2)) && !tracker.may_write(&hash(2)));
-        // It is confirmed in time.
-        let mut tracker = Tracker::default();
-        begun(&mut tracker, &step(vec![part("a", &[10, 11], &[1], &[2])]));
-        tracker.doubt(&"a".into(), 7);
-        saves(
-            &mut tracker,
-            &step(vec![part("a", &[10, 11], &[1], &[2])]),
-            key,
-        )
-        .expect("keys");
-        first.confirmed = 7;
-        begun(&mut tracker, &first);
-        assert!(tracker.may_write(&hash(2)) && tracker.may_commit(&hash(2)));
     }
 
     #[test]

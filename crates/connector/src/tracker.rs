@@ -61,10 +61,14 @@ pub struct Tracker<K> {
     epochs: HashMap<RequestId, Epoch>,
     /// The results of all ranks are known for every step up to this one.
     confirmed: u64,
+    /// Requests that were known so far: names come again.
+    begun: u64,
 }
 
 #[derive(Debug)]
 struct Request<K> {
+    /// Which of those with its name it is.
+    number: u64,
     attempt: u32,
     /// The last step in which it computed from blocks that were just loaded; 0: none.
     doubt: u64,
@@ -78,12 +82,20 @@ struct Request<K> {
 #[derive(Debug)]
 struct Put {
     owner: RequestId,
-    index: u32,
-    followers: Vec<(RequestId, u32)>,
+    /// Whose request has the object, the owner's first.
+    of: Vec<Had>,
     state: PutState,
     source: Source,
     /// The step whose results it waits for; 0: none.
     awaits: u64,
+}
+
+/// A request that has an object at this index.
+#[derive(Debug)]
+struct Had {
+    request: RequestId,
+    number: u64,
+    index: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +113,7 @@ impl<K> Default for Tracker<K> {
             unsettled: HashMap::new(),
             epochs: HashMap::new(),
             confirmed: 0,
+            begun: 0,
         }
     }
 }
@@ -118,10 +131,12 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             }
             _ => Begun::Continues,
         };
+        let number = self.begun + 1;
         let entry = self
             .requests
             .entry(request.clone())
             .or_insert_with(|| Request {
+                number,
                 attempt,
                 doubt: 0,
                 source: Source::new(),
@@ -136,6 +151,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             entry.table.clear();
         }
         entry.table.extend_from_slice(&table.blocks);
+        self.begun = number;
         begun
     }
 
@@ -195,16 +211,18 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         if entry.source.is_withdrawn() || entry.committed.get(&index) == Some(key) {
             return None;
         }
+        let had = Had {
+            request: request.clone(),
+            number: entry.number,
+            index,
+        };
         if let Some(put) = self.puts.get_mut(key) {
-            if put.owner != *request {
-                put.followers.push((request.clone(), index));
-            }
+            put.of.push(had);
             return None;
         }
         let put = Put {
             owner: request.clone(),
-            index,
-            followers: Vec::new(),
+            of: vec![had],
             state: PutState::Open,
             source: entry.source.clone(),
             awaits: entry.doubt,
@@ -268,10 +286,10 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             self.epochs.remove(&put.owner);
         }
         if outcome != PutOutcome::Lost {
-            let owner = std::iter::once((put.owner, put.index));
-            for (request, index) in owner.chain(put.followers) {
-                if let Some(entry) = self.requests.get_mut(&request) {
-                    entry.committed.insert(index, key.clone());
+            for had in put.of {
+                let entry = self.requests.get_mut(&had.request);
+                if let Some(entry) = entry.filter(|entry| entry.number == had.number) {
+                    entry.committed.insert(had.index, key.clone());
                 }
             }
         }
@@ -299,22 +317,6 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         for put in puts.filter(|put| put.owner == *request && put.state == PutState::Open) {
             put.state = PutState::Cancelled;
             put.source.withdraw();
-        }
-    }
-
-    /// Cancels a request's puts that [wait](Self::must_wait) for the results of all ranks; what it computes from here on is
-    /// saved.
-    pub fn cancel_unconfirmed(&mut self, request: &RequestId) {
-        if !self.unsettled.contains_key(request) {
-            return;
-        }
-        let confirmed = self.confirmed;
-        let puts = self.puts.values_mut();
-        let unconfirmed = |put: &&mut Put| {
-            put.owner == *request && put.state == PutState::Open && put.awaits > confirmed
-        };
-        for put in puts.filter(unconfirmed) {
-            put.state = PutState::Cancelled;
         }
     }
 
@@ -369,6 +371,12 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     /// Puts of a request that are not settled: as long as there is one, its blocks may be read.
     pub fn unsettled(&self, request: &RequestId) -> usize {
         self.unsettled.get(request).copied().unwrap_or(0)
+    }
+
+    /// Whether an object of a request is being saved, by whomever.
+    pub fn is_saved(&self, request: &RequestId) -> bool {
+        let mut had = self.puts.values().flat_map(|put| &put.of);
+        had.any(|had| had.request == *request)
     }
 
     /// Whether nothing is open and nobody is known.

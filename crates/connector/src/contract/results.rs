@@ -30,7 +30,8 @@ pub struct Absorbed {
     /// Requests whose blocks may be freed now.
     pub free: Vec<RequestId>,
     /// Every rank is through with every step up to this one, and whoever computed from void blocks in them has been
-    /// named. What they computed may be handed out: sampled tokens, the end of a request, loaded blocks to others.
+    /// named. What they computed may be handed out: sampled tokens, the end of a request, loaded blocks to others; but
+    /// nothing of a request that was preempted since.
     pub confirmed: u64,
     /// Requests to be cut to so many tokens and computed again from there. What was sampled for them in the steps that
     /// have just been confirmed, or in later ones, is dropped.

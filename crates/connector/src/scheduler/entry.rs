@@ -19,6 +19,8 @@ pub(super) struct Entry {
     /// Since which step it has each of these blocks, and since which the workers know this attempt.
     since: Vec<u64>,
     attempt_since: u64,
+    /// The last step that it was part of.
+    last_step: u64,
     /// How often a load that failed has cut it back.
     pub(super) cuts: u32,
     /// In which step the workers were told that it has ended.
@@ -49,6 +51,7 @@ impl Entry {
             told: None,
             since: Vec::new(),
             attempt_since: 0,
+            last_step: 0,
             cuts: 0,
             end_told: None,
             end: 0,
@@ -136,6 +139,7 @@ impl Entry {
             self.attempt_since = step;
         }
         self.told = Some(attempt);
+        self.last_step = step;
         TableUpdate {
             replace: !grown,
             blocks: table[from..].to_vec(),
@@ -145,6 +149,23 @@ impl Entry {
     /// Whether the workers know its attempt since this step or before.
     pub(super) fn began_by(&self, step: u64) -> bool {
         self.told.is_some() && self.attempt_since <= step
+    }
+
+    /// Refuses a step that loads what an earlier one computes, before it is known on all ranks what that came to.
+    pub(super) fn check_order(
+        &self,
+        scheduled: &ScheduledRequest<'_>,
+        confirmed: u64,
+    ) -> Result<(), ConnectorError> {
+        if self.last_step <= confirmed {
+            return Ok(());
+        }
+        Err(ConnectorError::Metadata {
+            detail: format!(
+                "request {:?} is part of step {}, and steps are known on all ranks up to {confirmed}: without retained blocks, its next chunk waits for that",
+                scheduled.request, self.last_step
+            ),
+        })
     }
 
     /// Refuses a step in which a running request has lost blocks that it has computed: they can't be told apart from others'

@@ -305,7 +305,9 @@ impl Planner {
                 });
             }
             entry.check_load(scheduled, size)?;
-            if !self.config.restore {
+            if self.config.restore {
+                entry.check_order(scheduled, self.reports.confirmed())?;
+            } else {
                 entry.check_table(scheduled, size)?;
             }
         }

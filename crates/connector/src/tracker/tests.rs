@@ -321,3 +321,18 @@ proptest! {
         prop_assert!(tracker.is_empty());
     }
 }
+
+#[test]
+fn what_was_saved_for_an_earlier_request_of_a_name_is_not_a_later_ones() {
+    let (q, a) = (RequestId::from("q"), RequestId::from("a"));
+    let mut tracker = tracker(&[(&q, &[10]), (&a, &[20])]);
+    assert_eq!(tracker.want_put(&q, 0, &1), Some(10));
+    assert_eq!(tracker.want_put(&a, 0, &1), None, "it follows");
+    assert!(tracker.is_saved(&a) && tracker.unsettled(&a) == 0);
+    // It ends, and another one of its name begins.
+    tracker.finish(&a);
+    tracker.begin(&a, 0, &table(&[30]));
+    tracker.settle(&1, PutOutcome::Committed);
+    assert_eq!(tracker.committed(&q, 0), Some(&1));
+    assert_eq!(tracker.committed(&a, 0), None);
+}

@@ -6,19 +6,26 @@
 
 use std::sync::Arc;
 
+use layercake_protocol::key::ObjectKey;
+
 use super::StoreWorker;
 use super::board::{Board, Loading, Receiving};
 use super::caches::Caches;
 use super::receiver::LoadJob;
 use super::step::Step;
-use crate::contract::{Event, StepMetadata};
+use crate::contract::{Event, RequestId, StepMetadata};
 use crate::error::ConnectorError;
 use crate::plan::{self, Fence, Loads};
 use crate::stats::MissReason;
+use crate::tracker::Tracker;
 
 impl StoreWorker {
-    /// Takes in who is in the step and what became of others. Whose earlier saves must be over first.
-    pub(super) fn apply(&mut self, step: &StepMetadata) -> Result<Fence, ConnectorError> {
+    /// Takes in who is in the step and what became of others. Whose earlier saves must be over first, and whether the step
+    /// runs then.
+    pub(super) fn apply(
+        &mut self,
+        step: &StepMetadata,
+    ) -> Result<(Fence, Result<(), ConnectorError>), ConnectorError> {
         let number = step.step;
         if let Some(last) = self.last
             && number <= last
@@ -53,7 +60,7 @@ impl StoreWorker {
             self.shared.saves_told.notify_one();
         }
         self.ending.extend(step.finished.iter().cloned());
-        begun.map(|()| fence)
+        Ok((fence, begun))
     }
 
     /// Waits until nothing reads or writes blocks that were lost, and nothing is loaded into those of a step that was left.
@@ -71,7 +78,12 @@ impl StoreWorker {
             }
             self.stuck = None;
         }
-        if !self.shared.wait_settled(&fence.restored, patience) {
+        // Also what others save of them.
+        let saved = |tracker: &Tracker<ObjectKey>, request: &RequestId| tracker.is_saved(request);
+        if !self
+            .shared
+            .wait_until_none(&fence.restored, saved, patience)
+        {
             // What is not committed by now is lost: its blocks are void, and are written again.
             self.shared.tracker(|tracker| {
                 for request in &fence.restored {
@@ -79,7 +91,11 @@ impl StoreWorker {
                 }
             });
         }
-        if self.shared.wait_settled(&fence.over, patience) {
+        let unsettled = |tracker: &Tracker<ObjectKey>, id: &RequestId| tracker.unsettled(id) > 0;
+        if self
+            .shared
+            .wait_until_none(&fence.over, unsettled, patience)
+        {
             return Ok(());
         }
         Err(late(

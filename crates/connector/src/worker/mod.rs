@@ -319,12 +319,13 @@ impl WorkerSide for StoreWorker {
             call: "start_load",
             detail: "register_caches comes first",
         })?;
-        let over = self.apply(step)?;
+        let (over, begun) = self.apply(step)?;
         if let Err(late) = self.fence(&over) {
             // The engine computes it all the same: its results tell what it lacks.
             self.step = Some(self.void_step(step, &caches));
             return Err(late);
         }
+        begun?;
         let key = |hash: &BlockHash| self.key(hash);
         let planned = self.shared.tracker(|tracker| {
             let planned = plan::loads(tracker, step, key).and_then(|loads| {

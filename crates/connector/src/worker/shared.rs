@@ -145,13 +145,15 @@ impl Shared {
     }
 
     /// Waits until no save of these requests is under way. `false`: not in time.
-    pub(crate) fn wait_settled(&self, requests: &[RequestId], patience: Duration) -> bool {
+    pub(crate) fn wait_until_none(
+        &self,
+        requests: &[RequestId],
+        holds: impl Fn(&Tracker<ObjectKey>, &RequestId) -> bool,
+        patience: Duration,
+    ) -> bool {
         let until = Instant::now() + patience;
         let mut tracker = self.tracker.lock();
-        while requests
-            .iter()
-            .any(|request| tracker.unsettled(request) > 0)
-        {
+        while requests.iter().any(|request| holds(&tracker, request)) {
             if self.settled.wait_until(&mut tracker, until).timed_out() {
                 return false;
             }

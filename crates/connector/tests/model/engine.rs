@@ -290,9 +290,7 @@ impl Engine {
             if draw.one_in(4) {
                 continue;
             }
-            // It would lose what its last step computed.
-            let early = !self.shares && self.requests[at].last > self.confirmed;
-            if early && !draw.one_in(8) {
+            if !self.shares && self.requests[at].last > self.confirmed {
                 continue;
             }
             if !self.requests[at].running && !self.admit(at, &scheduled, draw) {

@@ -103,7 +103,7 @@ fn the_sequences_reach_ranks_that_report_apart() {
     for restore in [false, true] {
         let seen = seen(restore, true);
         let cut = (seen.cut_back, seen.cut_ahead);
-        assert!(cut.0 > 20 && cut.1 > 20, "restore {restore}: {cut:?}");
+        assert!(cut.0 > 20 && (cut.1 > 20 || restore), "{cut:?}");
         assert!(seen.left > 20 && seen.completed > 20, "{seen:?}");
         assert!(seen.published > 20 || restore, "{}", seen.published);
     }

@@ -341,7 +341,9 @@ async fn what_is_read_from_blocks_after_they_were_given_up_is_never_published() 
             saved.expect("handed over");
         }
         rank.worker.wait_for_save(HostEvent::done()).expect("ends");
+        let results = rank.worker.take_results();
         rank.worker.clear_metadata();
+        rig.scheduler.absorb(&[results]);
         eventually("its first layer is under way", || !network.is_idle()).await;
         network.advance(Conditions::default().latency.end().div_f64(2.0));
 

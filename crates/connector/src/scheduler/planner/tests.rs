@@ -426,3 +426,31 @@ fn what_breaks_the_contract_is_refused() {
         Err(ConnectorError::OutOfOrder { .. })
     ));
 }
+
+// contract: connector-22
+#[test]
+fn without_retained_blocks_a_chunk_waits_for_the_reports_of_the_one_before() {
+    let mut bench = bench(|config| {
+        config.restore = true;
+        config.role = Role::Producer;
+    });
+    bench.step(&[("r", &[0, 1], 16, 0, 8)], &[]);
+    let (request, hashes) = ("r".into(), bench.hashes[..3].to_vec());
+    let next = ScheduledRequest {
+        request: &request,
+        table: &[4, 5, 6],
+        hashes: &hashes,
+        prompt: 16,
+        computed: 8,
+        scheduled: 4,
+    };
+    let plan = StepPlan {
+        requests: &[next],
+        preempted: &[],
+    };
+    let error = bench.planner.plan(&plan).expect_err("too early");
+    assert!(error.to_string().contains("part of step 1"), "{error}");
+    bench.invalid(1, &[]);
+    let step = bench.planner.plan(&plan).expect("into other blocks");
+    assert_eq!((step.step, step.requests[0].restore), (2, 2));
+}

@@ -107,22 +107,20 @@ fn ranks_that_report_apart_cut_back_once_to_what_is_good_on_all() {
 // contract: connector-10
 #[test]
 fn what_is_void_by_a_later_step_cuts_back_whoever_waits_for_its_next_attempt() {
-    // Earlier chunks come back in each step, and the second step is planned before the first is reported.
-    let mut bench = bench(|config| {
-        config.restore = true;
-        config.role = Role::Producer;
-    });
-    let table: &[BlockId] = &[0, 1, 2, 3];
-    bench.step(&[("a", table, 16, 8, 4)], &[]);
-    bench.step(&[("a", table, 16, 12, 4)], &[]);
+    let mut bench = bench(|_| {});
+    assert_eq!(bench.hit("a", 17, 0, 4), 16);
+    bench.allocate("a", 16);
+    let table: &[BlockId] = &[0, 1, 2, 3, 4];
+    bench.step(&[("a", table, 17, 16, 1)], &[]);
+    bench.step(&[("a", table, 17, 17, 1)], &[]);
     let cut = |blocks: u64, step| Absorbed {
         recompute: vec![("a".into(), blocks * 4)],
         ..confirms(step)
     };
-    assert_eq!(bench.invalid(1, &[1]), cut(1, 1));
-    // The first block came back in the second step, too, as something else on a rank.
-    assert_eq!(bench.invalid(2, &[0, 2]), cut(0, 2));
-    let again = bench.step(&[("a", table, 16, 0, 4)], &[]);
+    assert_eq!(bench.invalid(1, &[2]), cut(2, 1));
+    // A rank says so, whatever it was to load.
+    assert_eq!(bench.invalid(2, &[1, 3]), cut(1, 2));
+    let again = bench.step(&[("a", table, 17, 4, 4)], &[]);
     assert_eq!(again.void, ["a".into()]);
     assert_eq!(again.requests[0].attempt, 2);
 }
