@@ -76,6 +76,8 @@ struct Request<K> {
     /// of it is saved.
     source: Source,
     table: Vec<BlockId>,
+    /// Objects of it that are being saved, by whomever.
+    saved: usize,
     committed: BTreeMap<u32, K>,
 }
 
@@ -141,6 +143,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
                 doubt: 0,
                 source: Source::new(),
                 table: Vec::new(),
+                saved: 0,
                 committed: BTreeMap::new(),
             });
         if entry.attempt != attempt {
@@ -206,7 +209,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     /// A request has an object to save from the block at this index. The block, if a put is to be opened: not
     /// if the object is being saved already, is known to be stored, or would be void.
     pub fn want_put(&mut self, request: &RequestId, index: u32, key: &K) -> Option<BlockId> {
-        let entry = self.requests.get(request)?;
+        let entry = self.requests.get_mut(request)?;
         let block = *entry.table.get(index as usize)?;
         if entry.source.is_withdrawn() || entry.committed.get(&index) == Some(key) {
             return None;
@@ -216,6 +219,7 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
             number: entry.number,
             index,
         };
+        entry.saved += 1;
         if let Some(put) = self.puts.get_mut(key) {
             put.of.push(had);
             return None;
@@ -285,12 +289,14 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
         if !self.is_known(&put.owner) {
             self.epochs.remove(&put.owner);
         }
-        if outcome != PutOutcome::Lost {
-            for had in put.of {
-                let entry = self.requests.get_mut(&had.request);
-                if let Some(entry) = entry.filter(|entry| entry.number == had.number) {
-                    entry.committed.insert(had.index, key.clone());
-                }
+        for had in put.of {
+            let entry = self.requests.get_mut(&had.request);
+            let Some(entry) = entry.filter(|entry| entry.number == had.number) else {
+                continue;
+            };
+            entry.saved -= 1;
+            if outcome != PutOutcome::Lost {
+                entry.committed.insert(had.index, key.clone());
             }
         }
         true
@@ -375,8 +381,8 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
 
     /// Whether an object of a request is being saved, by whomever.
     pub fn is_saved(&self, request: &RequestId) -> bool {
-        let mut had = self.puts.values().flat_map(|put| &put.of);
-        had.any(|had| had.request == *request)
+        let entry = self.requests.get(request);
+        entry.is_some_and(|entry| entry.saved > 0)
     }
 
     /// Whether nothing is open and nobody is known.

@@ -74,6 +74,10 @@ impl Entry {
         self.table.truncate(blocks);
         self.since.truncate(blocks);
         self.end = blocks as u64 * size;
+        if blocks == 0 {
+            // There is nothing left that it could wait for.
+            self.last_step = 0;
+        }
     }
 
     /// Refuses a step that counts tokens as cached which no load would bring.

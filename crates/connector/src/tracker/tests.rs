@@ -332,7 +332,9 @@ fn what_was_saved_for_an_earlier_request_of_a_name_is_not_a_later_ones() {
     // It ends, and another one of its name begins.
     tracker.finish(&a);
     tracker.begin(&a, 0, &table(&[30]));
+    assert!(tracker.is_saved(&q) && !tracker.is_saved(&a));
     tracker.settle(&1, PutOutcome::Committed);
     assert_eq!(tracker.committed(&q, 0), Some(&1));
     assert_eq!(tracker.committed(&a, 0), None);
+    assert!(!tracker.is_saved(&q));
 }

@@ -320,12 +320,14 @@ impl WorkerSide for StoreWorker {
             detail: "register_caches comes first",
         })?;
         let (over, begun) = self.apply(step)?;
-        if let Err(late) = self.fence(&over) {
+        let fenced = self.fence(&over);
+        // It leaves no results: who can't be told what to load can't say what it lacks.
+        begun?;
+        if let Err(late) = fenced {
             // The engine computes it all the same: its results tell what it lacks.
             self.step = Some(self.void_step(step, &caches));
             return Err(late);
         }
-        begun?;
         let key = |hash: &BlockHash| self.key(hash);
         let planned = self.shared.tracker(|tracker| {
             let planned = plan::loads(tracker, step, key).and_then(|loads| {

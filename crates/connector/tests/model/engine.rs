@@ -201,6 +201,7 @@ impl Engine {
         request.begun = false;
         request.cut(0);
         request.had.clear();
+        request.last = 0;
         self.preempted.push(request.id.clone());
         let table = std::mem::take(&mut request.table);
         self.release(&table);

@@ -30,9 +30,15 @@ async fn store(cluster: &Cluster, prompts: &[&[BlockHash]]) {
 }
 
 /// A rig whose worker's tasks stand still until the runtime is driven.
-async fn standing(cluster: &Cluster) -> (Rig, Runtime) {
-    let (deployment, store) = (deployment(1), cluster.client().await);
-    let options = options(&json!({"layer_timeout_ms": 20}));
+async fn standing(cluster: &Cluster, retains_blocks: bool) -> (Rig, Runtime) {
+    let (mut deployment, store) = (deployment(1), cluster.client().await);
+    deployment.retains_blocks = retains_blocks;
+    let role = if retains_blocks {
+        "kv_both"
+    } else {
+        "kv_producer"
+    };
+    let options = options(&json!({"layer_timeout_ms": 20, "kv_role": role}));
     let mut rig = Rig::with(&deployment, &store, &options);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -81,7 +87,7 @@ async fn a_step_that_begins_too_late_is_void_and_its_metadata_is_not_lost() {
     let cluster = Cluster::start().await;
     let (old, stored, long) = (hashes(1, 2), hashes(2, 3), hashes(3, 4));
     store(&cluster, &[&stored, &long[..1]]).await;
-    let (mut rig, runtime) = standing(&cluster).await;
+    let (mut rig, runtime) = standing(&cluster, true).await;
     assert_eq!(rig.admit("d", &stored).await, 12);
 
     // Saves that stand still.
@@ -137,7 +143,7 @@ async fn loads_that_come_too_late_are_void_and_counted() {
     let cluster = Cluster::start().await;
     let stored = hashes(2, 3);
     store(&cluster, &[&stored]).await;
-    let (mut rig, runtime) = standing(&cluster).await;
+    let (mut rig, runtime) = standing(&cluster, true).await;
     assert_eq!(rig.admit("d", &stored).await, 12);
     let metadata = rig.plan(&[(("d", &[10, 11, 12, 13], 13, 12, 1), &stored)], &[]);
     let worker = &mut rig.ranks[0].worker;
@@ -241,4 +247,38 @@ async fn nothing_is_saved_behind_a_step_that_was_refused() {
     assert_eq!(rig.ranks[0].worker.stats().saved_blocks, 0);
     assert_eq!(rig.matched("r", &long).await, 8, "as it was stored");
     rig.close().await;
+}
+
+/// What can't be told what to load can't say what it lacks: its step counts as one that was never run.
+// contract: connector-22
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_step_that_is_refused_leaves_no_results_though_it_is_late_too() {
+    let cluster = Cluster::start().await;
+    let (mut rig, runtime) = standing(&cluster, false).await;
+    let hashes = hashes(1, 4);
+    let first = [(("r", &[0, 1][..], 16, 0, 8), &hashes[..])];
+    let metadata = rig.plan(&first, &[]);
+    let (begun, results) = try_step(&mut rig.ranks[0], &metadata, &first);
+    begun.expect("begins");
+    rig.scheduler.absorb(&[results]);
+    // The rank is not given the second step. In the third, its save of the first stands still.
+    rig.plan(&[], &[]);
+    let third = [(("r", &[0, 1, 2][..], 16, 8, 4), &hashes[..])];
+    let metadata = rig.plan(&third, &[]);
+    assert_eq!(metadata.requests[0].restore, 2);
+    let (begun, results) = try_step(&mut rig.ranks[0], &metadata, &third);
+    let refused = begun.expect_err("its table is not known");
+    assert!(
+        matches!(refused, ConnectorError::Metadata { .. }),
+        "{refused}"
+    );
+    assert_eq!((results.step, results.invalid_blocks), (0, vec![]));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let driver = std::thread::spawn(move || drop(runtime.block_on(stopped)));
+    let absorbed = rig.step(&[]);
+    assert_eq!(absorbed.recompute, [("r".into(), 0)]);
+    rig.finish("r").await;
+    rig.close().await;
+    drop(stop);
+    driver.join().expect("no panic");
 }

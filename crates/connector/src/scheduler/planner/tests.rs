@@ -453,4 +453,7 @@ fn without_retained_blocks_a_chunk_waits_for_the_reports_of_the_one_before() {
     bench.invalid(1, &[]);
     let step = bench.planner.plan(&plan).expect("into other blocks");
     assert_eq!((step.step, step.requests[0].restore), (2, 2));
+    // One that has lost its blocks waits for nobody.
+    let over = bench.step(&[("r", &[7, 8], 16, 0, 8)], &["r"]);
+    assert_eq!((over.step, over.requests[0].restore), (3, 0));
 }
