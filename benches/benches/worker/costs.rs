@@ -367,6 +367,7 @@ impl Bench {
             attempt: 0,
             epoch: 0,
             table: TableUpdate {
+                begins: true,
                 replace: true,
                 blocks: (0..BLOCKS).collect(),
             },

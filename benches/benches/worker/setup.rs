@@ -211,6 +211,7 @@ pub(crate) fn steps(number: u64, blocks: u64, load: bool) -> [StepMetadata; 2] {
         attempt: 0,
         epoch: 0,
         table: TableUpdate {
+            begins: true,
             replace: true,
             blocks: (0..blocks).collect(),
         },

@@ -265,6 +265,7 @@ mod tests {
             attempt: 0,
             epoch: 1,
             table: TableUpdate {
+                begins: true,
                 replace: true,
                 blocks: table.to_vec(),
             },
@@ -329,7 +330,7 @@ mod tests {
     fn nothing_is_saved_of_a_step_that_is_refused() {
         let mut tracker = Tracker::default();
         let mut grown = part("b", &[20], &[], &[3]);
-        grown.table.replace = false;
+        grown.table.begins = false;
         let refused = step(vec![part("a", &[10, 11], &[1], &[2]), grown]);
         let (_, begun) = begin(&mut tracker, &refused);
         assert!(begun.is_err());

@@ -46,7 +46,7 @@ pub enum Begun {
     StartsOver,
     /// Not at all: a later attempt is known.
     Stale,
-    /// Not at all: its table goes on from one that is not known.
+    /// Not at all: its attempt goes on from steps that are not known.
     Unknown,
 }
 
@@ -125,8 +125,10 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
     pub fn begin(&mut self, request: &RequestId, attempt: u32, table: &TableUpdate) -> Begun {
         let known = self.requests.get(request).map(|known| known.attempt);
         let begun = match known {
-            None if !table.replace => return Begun::Unknown,
             Some(known) if known > attempt => return Begun::Stale,
+            // A step that was missed told its beginning.
+            None if !table.begins => return Begun::Unknown,
+            Some(known) if known < attempt && !table.begins => return Begun::Unknown,
             Some(known) if known < attempt => {
                 self.cancel(request);
                 Begun::StartsOver
@@ -359,7 +361,9 @@ impl<K: Clone + Eq + Hash + Ord> Tracker<K> {
 
     /// Steps were missed: every request may have lost its blocks. Which these are.
     pub fn forget_all(&mut self) -> Vec<RequestId> {
-        let all: BTreeSet<RequestId> = self.requests.keys().cloned().collect();
+        // Also those that have ended: what is still saved of them may be void, or others' blocks by now.
+        let all = self.requests.keys().chain(self.unsettled.keys());
+        let all: BTreeSet<RequestId> = all.cloned().collect();
         for request in &all {
             self.preempt(request);
         }

@@ -10,7 +10,7 @@ use super::{BlockHash, BlockId, RequestId};
 use crate::error::ConnectorError;
 
 /// Version of [`StepMetadata`]. A worker refuses any other.
-pub const METADATA_VERSION: u32 = 2;
+pub const METADATA_VERSION: u32 = 3;
 
 /// One step's instructions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +71,8 @@ impl RequestStep {
 /// How a request's block table changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableUpdate {
+    /// The attempt begins here: nothing that was told before is needed to understand it.
+    pub begins: bool,
     /// Forget what was there.
     pub replace: bool,
     /// The blocks to append.
@@ -153,6 +155,7 @@ mod tests {
                 attempt: 2,
                 epoch: 99,
                 table: TableUpdate {
+                    begins: true,
                     replace: true,
                     blocks: vec![4, 0, u64::MAX],
                 },
@@ -178,14 +181,14 @@ mod tests {
         assert!(text.contains("\"ab00\""), "hashes are digits: {text}");
         assert_eq!(StepMetadata::decode(&bytes).expect("decodes"), step());
 
-        let later = br#"{"version": 3, "something": "new"}"#;
+        let later = br#"{"version": 4, "something": "new"}"#;
         let error = StepMetadata::decode(later).expect_err("refused");
         assert!(
             matches!(
                 error,
                 ConnectorError::MetadataVersion {
-                    found: 3,
-                    accepted: 2
+                    found: 4,
+                    accepted: 3
                 }
             ),
             "{error}"

@@ -139,12 +139,14 @@ impl Entry {
         self.table.extend_from_slice(&table[same..]);
         self.since.truncate(same);
         self.since.resize(table.len(), step);
-        if self.told != Some(attempt) {
+        let begins = self.told != Some(attempt);
+        if begins {
             self.attempt_since = step;
         }
         self.told = Some(attempt);
         self.last_step = step;
         TableUpdate {
+            begins,
             replace: !grown,
             blocks: table[from..].to_vec(),
         }

@@ -6,6 +6,7 @@ use super::*;
 
 fn table(blocks: &[BlockId]) -> TableUpdate {
     TableUpdate {
+        begins: true,
         replace: true,
         blocks: blocks.to_vec(),
     }
@@ -104,6 +105,7 @@ fn a_table_that_is_not_known_can_not_be_added_to() {
     let (r1, r2) = (RequestId::from("r1"), RequestId::from("r2"));
     let mut tracker = tracker(&[(&r1, &[0]), (&r2, &[5])]);
     let more = TableUpdate {
+        begins: false,
         replace: false,
         blocks: vec![1],
     };
@@ -191,7 +193,7 @@ fn void_blocks_stop_the_saves_of_all_who_use_them_until_they_start_over() {
     assert!(!tracker.may_commit(&1) && !tracker.may_commit(&2) && tracker.may_commit(&3));
     tracker.settle(&1, PutOutcome::Lost);
     assert_eq!(tracker.want_put(&r1, 1, &1), None, "still void");
-    tracker.begin(&r1, 1, &TableUpdate::default());
+    tracker.begin(&r1, 1, &table(&[0, 1]));
     assert_eq!(tracker.want_put(&r1, 1, &1), Some(1));
 }
 
@@ -337,4 +339,25 @@ fn what_was_saved_for_an_earlier_request_of_a_name_is_not_a_later_ones() {
     assert_eq!(tracker.committed(&q, 0), Some(&1));
     assert_eq!(tracker.committed(&a, 0), None);
     assert!(!tracker.is_saved(&q));
+}
+
+// contract: connector-22
+#[test]
+fn who_missed_a_step_commits_nothing_that_it_knew_and_goes_on_from_no_middle() {
+    let (r, q) = (RequestId::from("r"), RequestId::from("q"));
+    let mut tracker = tracker(&[(&r, &[1]), (&q, &[2])]);
+    assert_eq!(tracker.want_put(&r, 0, &1), Some(1));
+    assert_eq!(tracker.want_put(&q, 0, &2), Some(2));
+    // One of them has ended, and is still saved.
+    tracker.finish(&r);
+    assert_eq!(tracker.forget_all(), [q.clone(), r]);
+    assert!(!tracker.may_commit(&1) && !tracker.may_commit(&2));
+    let middle = TableUpdate {
+        begins: false,
+        ..table(&[2, 3])
+    };
+    assert_eq!(tracker.begin(&q, 0, &middle), Begun::Unknown);
+    assert_eq!(tracker.begin(&q, 1, &table(&[2])), Begun::Continues);
+    assert_eq!(tracker.begin(&q, 2, &middle), Begun::Unknown);
+    assert_eq!(tracker.block(&q, 0), Some(2), "nothing came of it");
 }

@@ -111,12 +111,16 @@ impl StoreWorker {
             let saves: usize = spans.map(|span| span.hashes.len()).sum();
             counters.dropped_saves.add(saves as u64);
         }
-        let void = self.shared.tracker(|tracker| plan::loaded(tracker, step));
+        let mut void = self.shared.tracker(|tracker| plan::loaded(tracker, step));
+        counters.failed_loads.add(void.len() as u64);
+        counters.miss(MissReason::TimeOut, void.len() as u64);
+        if let Some(stuck) = &self.stuck {
+            // Whatever this step computes there may be written over.
+            stuck.look(|state| void.extend(state.invalid()));
+        }
         if void.is_empty() {
             return Step::new(step);
         }
-        counters.failed_loads.add(void.len() as u64);
-        counters.miss(MissReason::TimeOut, void.len() as u64);
         let rows = vec![void.into_iter().collect()];
         let board = Arc::new(Board::new(rows, caches.layers()));
         board.update(|state| state.fail(0));

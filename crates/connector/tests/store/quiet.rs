@@ -1,11 +1,11 @@
-//! Runtimes that end in the middle of a load.
+//! Runtimes that end, and steps that are left, in the middle of a load.
 //!
 //! Bytes move when a network's made-up time passes, and not before: so what has not landed has not for certain.
 
 use std::time::Duration;
 
 use layercake_connector::ConnectorError;
-use layercake_connector::contract::{HostEvent, WorkerSide as _};
+use layercake_connector::contract::{HostEvent, SchedulerSide as _, WorkerSide as _};
 use layercake_transport::mock::{Conditions, MockNetwork, Pace};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -155,4 +155,62 @@ async fn no_step_begins_and_no_worker_is_closed_while_blocks_are_read_into() {
     let closed = worker.close(Duration::from_millis(20)).await;
     let late = closed.expect_err("blocks are read into");
     assert!(matches!(late, ConnectorError::Deadline { .. }), "{late}");
+}
+
+/// Bytes that come late into blocks that are others' by then make void what these compute.
+// contract: connector-22
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn loads_of_a_step_that_was_left_void_what_a_later_one_computes_there() {
+    let network = MockNetwork::new(11, Pace::Manual);
+    network.set_conditions(Conditions {
+        latency: LATENCY..=LATENCY,
+        ..Conditions::default()
+    });
+    let cluster = Cluster::on(&network).await;
+    let (stored, other) = (hashes(1, 2), hashes(2, 2));
+    let passing = Passing::of(&network);
+    let mut saving = Rig::new(&deployment(1), &cluster.client().await, &json!({}));
+    saving.step(&[(("p", &[1, 2], 8, 0, 8), &stored)]);
+    saving.finish("p").await;
+    saving.close().await;
+    drop(passing);
+
+    let store = cluster.client().await;
+    let mut rig = Rig::new(&deployment(1), &store, &json!({"layer_timeout_ms": 20}));
+    assert_eq!(rig.admit("d", &stored).await, 8);
+    let metadata = rig.plan(&[(("d", &[10, 11, 12], 9, 8, 1), &stored)], &[]);
+    let worker = &mut rig.ranks[0].worker;
+    block_in_place(|| worker.start_load(&metadata, HostEvent::done())).expect("begins");
+    eventually("the sessions are open", || {
+        network.advance(LATENCY / 2);
+        worker.open_sessions().1 == 2
+    })
+    .await;
+    eventually("a layer is being read", || !network.is_idle()).await;
+    // It is left, and its blocks are computed by another request.
+    block_in_place(|| worker.clear_metadata());
+    let parts = [(("q", &[10, 11][..], 8, 0, 8), &other[..])];
+    let metadata = rig.plan(&parts, &["d"]);
+    let worker = &mut rig.ranks[0].worker;
+    let begun = block_in_place(|| worker.start_load(&metadata, HostEvent::done()));
+    assert!(
+        matches!(begun, Err(ConnectorError::Deadline { .. })),
+        "{begun:?}"
+    );
+    let results = worker.take_results();
+    worker.clear_metadata();
+    assert_eq!(results.invalid_blocks, [10, 11]);
+    let absorbed = rig.scheduler.absorb(&[results]);
+    assert_eq!(absorbed.recompute, [("q".into(), 0)]);
+    let passing = Passing::of(&network);
+    eventually("nothing is read any more", || {
+        rig.ranks[0].worker.wait_for_loads(Duration::ZERO)
+    })
+    .await;
+    assert!(rig.step(&parts).is_empty());
+    rig.finish("q").await;
+    rig.finish("d").await;
+    assert_eq!(rig.ranks[0].worker.stats().saved_blocks, 2);
+    rig.close().await;
+    drop(passing);
 }

@@ -181,6 +181,7 @@ fn chunks_load_once_and_save_every_new_whole_block_once() {
     assert_eq!(
         request.table,
         TableUpdate {
+            begins: true,
             replace: true,
             blocks: vec![5, 6, 7, 8]
         }
@@ -195,6 +196,7 @@ fn chunks_load_once_and_save_every_new_whole_block_once() {
     assert_eq!(
         request.table,
         TableUpdate {
+            begins: false,
             replace: false,
             blocks: vec![9, 1]
         }
@@ -249,6 +251,7 @@ fn a_preempted_request_starts_over() {
     assert_eq!(
         request.table,
         TableUpdate {
+            begins: true,
             replace: true,
             blocks: vec![8, 7, 6, 5, 4]
         }

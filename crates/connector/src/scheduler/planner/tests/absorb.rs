@@ -71,7 +71,7 @@ fn a_void_block_cuts_back_everybody_who_uses_it_and_nobody_else() {
     let request = &again.requests[0];
     assert_eq!((request.attempt, request.load.clone()), (1, None));
     assert_eq!(request.save, bench.span(2, 4));
-    assert!(request.table.replace);
+    assert!(request.table.begins && request.table.replace);
 }
 
 // contract: connector-10
