@@ -72,6 +72,7 @@ impl StoreWorker {
         };
         if let Some(stuck) = &self.stuck {
             if !stuck.wait_all(patience) {
+                self.lose(&fence.restored);
                 return Err(late(
                     "the end of loads of a step that was left in the middle",
                 ));
@@ -84,12 +85,7 @@ impl StoreWorker {
             .shared
             .wait_until_none(&fence.restored, saved, patience)
         {
-            // What is not committed by now is lost: its blocks are void, and are written again.
-            self.shared.tracker(|tracker| {
-                for request in &fence.restored {
-                    tracker.cancel(request);
-                }
-            });
+            self.lose(&fence.restored);
         }
         let unsettled = |tracker: &Tracker<ObjectKey>, id: &RequestId| tracker.unsettled(id) > 0;
         if self
@@ -101,6 +97,15 @@ impl StoreWorker {
         Err(late(
             "the end of saves that read the blocks of preempted requests",
         ))
+    }
+
+    /// What of them is not committed by now is lost: their blocks are void, and are written again.
+    fn lose(&self, restored: &[RequestId]) {
+        self.shared.tracker(|tracker| {
+            for request in restored {
+                tracker.cancel(request);
+            }
+        });
     }
 
     /// A step of which nothing is loaded or saved.
