@@ -68,7 +68,8 @@ struct Lost {
     lookups: u64,
     loads: u64,
     saves: u64,
-    /// Leases that were not given back, as far as the client knows.
+    /// Leases that were not given back, as far as the client knows. Sessions that follow each other closely share one: then
+    /// these are too many.
     leases: u64,
 }
 
@@ -197,6 +198,8 @@ impl Bench {
             Fault::LoseRequest | Fault::LoseAnswer => assert!(of_kind > 0, "{what}: {lost:?}"),
             Fault::Delay(pause) if pause > call => assert!(of_kind > 0, "{what}: {lost:?}"),
             Fault::Cut => assert!(meddler.reconnected() > 0, "{what}: {lost:?}"),
+            // Leases that were shared look like lost ones. The next call for their objects waits for the late end.
+            Fault::Delay(_) if (plan.kind, self.side) == (Kind::End, Side::Decode) => {}
             // It came late, and nobody minded.
             Fault::Delay(_) => return of_kind == 0,
             // Where no other message came, it never did.
