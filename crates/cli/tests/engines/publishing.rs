@@ -57,7 +57,7 @@ fn cell(bench: &Bench, point: Point, policy: FailurePolicy, layer: Duration) -> 
         return false;
     }
     if point == Point::Saving && !one.failed && one.cuts == 0 {
-        // All of its layers had come before the signal did.
+        // All of its layers had come before every thread of it stood still.
         return false;
     }
     let status = wait(&mut victim.0, DEADLINE).expect("it is killed");
