@@ -16,6 +16,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, [root])?;
     tonic_prost_build::configure()
         .bytes(".")
+        // Written by hand, since a start answers with one of them for each key.
+        .extern_path(".layercake.v1.PutStarted", "started::PutStarted")
+        .extern_path(".layercake.v1.GetStarted", "started::GetStarted")
         .compile_fds(descriptors)?;
     Ok(())
 }

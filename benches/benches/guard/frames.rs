@@ -81,12 +81,13 @@ fn decode_start() -> Result<()> {
 fn answer() -> PutStartAnswer {
     let started = |index: usize| PutStarted {
         generation: Generation(1 + index as u64),
-        replicas: vec![Replica {
+        replicas: [Replica {
             segment: SegmentId(1 + index as u64 % 8),
             offset: index as u64 * 61_440,
             header_len: 1024,
             generation: Generation(1 + index as u64),
-        }],
+        }]
+        .into(),
     };
     let segment = |id: u64| Segment {
         id: SegmentId(id),

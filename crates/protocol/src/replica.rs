@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::early::{EarlyTable, EarlyToken};
 use crate::endpoint::Endpoint;
 use crate::fingerprint::Fingerprint;
@@ -47,6 +49,9 @@ impl Replica {
         self.offset + u64::from(self.header_len)
     }
 }
+
+/// The replicas of one object: seldom more than one.
+pub type Replicas = SmallVec<[Replica; 1]>;
 
 /// A node's memory, as clients address it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,7 +206,7 @@ pub struct PutStarted {
     /// Names the reservation, and tags its granules.
     pub generation: Generation,
     /// Where the writer writes: every replica gets every byte.
-    pub replicas: Vec<Replica>,
+    pub replicas: Replicas,
 }
 
 /// An object found and leased.
@@ -210,7 +215,7 @@ pub struct GetStarted {
     /// Payload bytes.
     pub size: u64,
     /// Live replicas, the nearest first; never empty.
-    pub replicas: Vec<Replica>,
+    pub replicas: Replicas,
     /// Further live replicas, in segments that the reader said it can't reach.
     pub left_out: u32,
     /// Whose bytes these are, if the writer said so.

@@ -269,7 +269,7 @@ proptest! {
             prop_oneof![
                 (1..u64::MAX, replicas(), any::<u32>(), fingerprints(), any::<u64>(), early_tables()).prop_map(
                     |(size, replicas, left_out, fingerprint, layout_id, early)| Ok(GetStarted {
-                        size, replicas, left_out, fingerprint, layout_id, early
+                        size, replicas: replicas.into(), left_out, fingerprint, layout_id, early
                     })
                 ),
                 refusals().prop_map(|refusal| Err(bare(refusal))),
@@ -280,7 +280,7 @@ proptest! {
             prop_oneof![
                 replicas().prop_map(|replicas| Ok(PutStarted {
                     generation: replicas[0].generation,
-                    replicas
+                    replicas: replicas.into(),
                 })),
                 refusals().prop_map(Err),
             ],

@@ -129,7 +129,7 @@ fn an_answer_that_does_not_fit_its_keys_is_refused() {
         results: vec![wire::PutStarted {
             refusal: wire::Refusal::None.into(),
             generation: 9,
-            replicas: vec![some_replica()],
+            replicas: [some_replica()].into(),
         }],
         ..Default::default()
     };
@@ -190,9 +190,9 @@ fn a_code_of_a_later_version_refuses_its_key_alone() {
     };
     let started = wire::PutStartResponse {
         results: vec![
-            put(none, vec![some_replica()]),
-            put(99, Vec::new()),
-            put(none, vec![some_replica()]),
+            put(none, [some_replica()].into()),
+            put(99, wire::Replicas::new()),
+            put(none, [some_replica()].into()),
         ],
         ..Default::default()
     };

@@ -242,11 +242,9 @@ impl State {
                         generation,
                     })
                 };
-                let mut replicas = Vec::with_capacity(places.len());
-                replicas.extend(places.iter().filter_map(replica));
                 Ok(PutStarted {
                     generation,
-                    replicas,
+                    replicas: places.iter().filter_map(replica).collect(),
                 })
             }
             Err((unused, refusal)) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{Epoch, SegmentId};
 use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::replica::{GetStarted, Presence, Replica};
+use layercake_protocol::replica::{GetStarted, Presence, Replica, Replicas};
 
 use super::State;
 use super::ahead::Purpose;
@@ -315,11 +315,7 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     /// The replicas that the caller can read, the nearest first: at least one. And how many more there are.
-    fn live_replicas(
-        &mut self,
-        state: &State,
-        entry: &Entry,
-    ) -> Result<(Vec<Replica>, u32), Refusal> {
+    fn live_replicas(&mut self, state: &State, entry: &Entry) -> Result<(Replicas, u32), Refusal> {
         let places = entry.places.as_slice();
         if places.iter().any(|p| self.view.is_older_than(p.segment)) {
             self.view = state.pool.view();
@@ -347,7 +343,7 @@ impl Reading<'_> {
         u32::try_from(left_out.count()).unwrap_or(u32::MAX)
     }
 
-    fn replicas(&self, entry: &Entry) -> Vec<Replica> {
+    fn replicas(&self, entry: &Entry) -> Replicas {
         let places = entry.places.as_slice();
         let readable = places.iter().filter_map(|place| {
             let cell = self.view.cell(place.segment)?;

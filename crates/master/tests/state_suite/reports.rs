@@ -61,7 +61,7 @@ fn an_object_s_state_is_told() {
     assert_eq!(found.state, ObjectState::Complete);
     assert_eq!((found.size, found.prefix_index), (5000, 17));
     assert_eq!(found.group.as_deref(), Some("g"));
-    assert_eq!(found.replicas, started.replicas);
+    assert_eq!(found.replicas[..], started.replicas[..]);
     assert!(found.soft_pinned && found.hard_pinned);
 }
 

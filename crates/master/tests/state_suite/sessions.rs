@@ -119,7 +119,7 @@ fn dev_02_of_two_writers_of_a_key_exactly_one_wins_each_round() {
         // The loser has no number to end anything with; one that it makes up ends nothing.
         let forged = PutStarted {
             generation: won.generation,
-            replicas: Vec::new(),
+            replicas: Replicas::new(),
         };
         assert_eq!(
             world.commit(second, &key, &forged),

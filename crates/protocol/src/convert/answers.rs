@@ -10,7 +10,7 @@ use super::{aligned, invalid};
 use crate::early::{EarlyTable, EarlyToken};
 use crate::error::{Refusal, WireError};
 use crate::ids::{Epoch, Generation};
-use crate::replica::{GetStarted, Hold, Presence, PutStarted, Replica, Segment};
+use crate::replica::{GetStarted, Hold, Presence, PutStarted, Replicas, Segment};
 use crate::wire;
 
 /// The answer to a get start.
@@ -41,13 +41,13 @@ pub struct PutStartAnswer {
     pub hold: Option<Hold>,
 }
 
-fn encode_replicas(replicas: Vec<Replica>) -> Vec<wire::Replica> {
+fn encode_replicas(replicas: Replicas) -> wire::Replicas {
     replicas.into_iter().map(Into::into).collect()
 }
 
 /// The replicas of one key: at least one, and of one generation, as all replicas of a version are.
-fn decode_replicas(replicas: Vec<wire::Replica>) -> Result<Vec<Replica>, WireError> {
-    let replicas: Vec<Replica> = replicas
+fn decode_replicas(replicas: wire::Replicas) -> Result<Replicas, WireError> {
+    let replicas: Replicas = replicas
         .into_iter()
         .map(TryInto::try_into)
         .collect::<Result<_, _>>()?;

@@ -69,7 +69,7 @@ impl Model {
                     since: now,
                     phase: Phase::Open,
                     charged: started.replicas.len() as u64,
-                    places: started.replicas,
+                    places: started.replicas.into_vec(),
                     readers: HashMap::new(),
                     lease: Moment::START,
                     first_probe: None,

@@ -114,7 +114,7 @@ impl Objects {
                 Some(Entry::Complete(generation)) => wire::GetStarted {
                     refusal: wire::Refusal::None.into(),
                     size: 1,
-                    replicas: vec![replica(*generation)],
+                    replicas: [replica(*generation)].into(),
                     ..Default::default()
                 },
                 _ => wire::GetStarted {
@@ -153,7 +153,7 @@ impl Objects {
                 wire::PutStarted {
                     refusal: refusal.into(),
                     generation: self.generation,
-                    replicas: vec![replica(self.generation)],
+                    replicas: [replica(self.generation)].into(),
                 }
             })
             .collect();
