@@ -257,18 +257,18 @@ impl StoreError {
 /// Why an object could not be read from any of its replicas, one after the other: that it is damaged only if all are. Of one
 /// that could not be asked nobody knows.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Option<StoreError>);
+pub(crate) struct Failures(Option<Box<StoreError>>);
 
 impl Failures {
     /// Before any replica was tried. `left_out`: there are more of them than can be.
     pub(crate) fn begin(left_out: bool) -> Self {
-        Self(left_out.then(|| Refusal::Unreachable.into()))
+        Self(left_out.then(|| Box::new(Refusal::Unreachable.into())))
     }
 
     /// What is to be said after one more replica has failed.
     pub(crate) fn with(&self, last: StoreError) -> StoreError {
         match &self.0 {
-            Some(earlier) if last.is_damage() => earlier.clone(),
+            Some(earlier) if last.is_damage() => StoreError::clone(earlier),
             _ => last,
         }
     }
@@ -276,7 +276,7 @@ impl Failures {
     /// Notes a replica behind which others are tried.
     pub(crate) fn note(&mut self, error: StoreError) {
         if !error.is_damage() {
-            self.0.get_or_insert(error);
+            self.0.get_or_insert_with(|| Box::new(error));
         }
     }
 }

@@ -125,24 +125,10 @@ async fn start(
     };
     let asking = lease_keys(core, keys, options.recency, options.keep_lease);
     let mut guess = Guess::make(wanted, keys);
-    let leases = match &mut guess {
+    let mut opening = match &mut guess {
         Some(guess) => guess.along(asking).await,
         None => asking.await,
     };
-    let mut opening = Opening {
-        core,
-        answers: Vec::with_capacity(keys.len()),
-        open: Vec::with_capacity(keys.len()),
-    };
-    for (index, lease) in leases.into_iter().enumerate() {
-        match lease {
-            Ok(candidate) => {
-                opening.answers.push(None);
-                opening.open.push((index, candidate));
-            }
-            Err(error) => opening.answers.push(Some(Err(error))),
-        }
-    }
     let guessed = match guess {
         Some(guess) => guess.land(&mut opening.open).await,
         None => Landed::new(),
@@ -156,33 +142,54 @@ async fn start(
         opening.take(index, candidate, record);
     }
     while !opening.open.is_empty() {
-        let candidates: Vec<_> = opening.open.iter().map(|(_, it)| it).collect();
-        let records = wanted.read_all(&candidates).await;
         let round = std::mem::take(&mut opening.open);
-        for ((index, candidate), record) in round.into_iter().zip(records) {
-            opening.take(index, candidate, record);
-        }
+        let take = |index, candidate, record| opening.take(index, candidate, record);
+        wanted.read_all(round, take).await;
     }
-    let answers = opening.answers.into_iter();
-    answers
-        .map(|answer| answer.unwrap_or(Err(StoreError::UnknownSession)))
-        .collect()
+    opening.answers
 }
 
 /// Sessions that are being opened.
 struct Opening<'a> {
     core: &'a Core,
-    answers: Vec<Option<Result<GetSession, StoreError>>>,
+    /// Of those that are still open it does not matter.
+    answers: Vec<Result<GetSession, StoreError>>,
     /// Those whose records are still to be read, by the positions of their answers.
     open: Vec<(usize, Candidate)>,
 }
 
-impl Opening<'_> {
+impl<'a> Opening<'a> {
+    fn new(core: &'a Core, keys: usize) -> Self {
+        Self {
+            core,
+            answers: Vec::with_capacity(keys),
+            open: Vec::with_capacity(keys),
+        }
+    }
+
+    /// None of the keys comes to be open.
+    fn refused(core: &'a Core, keys: usize, error: &StoreError) -> Self {
+        Self {
+            core,
+            answers: vec![Err(error.clone()); keys],
+            open: Vec::new(),
+        }
+    }
+
+    /// Takes what the master said of the next key.
+    fn lease(&mut self, candidate: Result<Candidate, StoreError>) {
+        let candidate = candidate.map(|candidate| {
+            self.open.push((self.answers.len(), candidate));
+        });
+        let answer = candidate.and(Err(StoreError::UnknownSession));
+        self.answers.push(answer);
+    }
+
     /// Takes what the read of a candidate's record brought.
     fn take(&mut self, index: usize, mut candidate: Candidate, record: Answer) {
         match record {
             Ok(Some(record)) => {
-                self.answers[index] = Some(Ok(candidate.into_session(self.core, record)));
+                self.answers[index] = Ok(candidate.into_session(self.core, record));
             }
             Ok(None) => {
                 candidate.whole_header = true;
@@ -194,7 +201,7 @@ impl Opening<'_> {
                     candidate.failures.note(error);
                     self.open.push((index, candidate));
                 } else {
-                    self.answers[index] = Some(Err(candidate.failures.with(error)));
+                    self.answers[index] = Err(candidate.failures.with(error));
                 }
             }
         }
@@ -267,18 +274,19 @@ impl Candidate {
 }
 
 /// Asks the master for the objects and their leases.
-async fn lease_keys(
-    core: &Arc<Core>,
+async fn lease_keys<'a>(
+    core: &'a Arc<Core>,
     keys: &[ObjectKey],
     recency: Recency,
     keep_lease: bool,
-) -> Vec<Result<Candidate, StoreError>> {
+) -> Opening<'a> {
+    let mut opening = Opening::new(core, keys.len());
     if keys.is_empty() {
-        return Vec::new();
+        return opening;
     }
     let starting = match Leases::start(core, keys).await {
         Ok(starting) => starting,
-        Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
+        Err(error) => return Opening::refused(core, keys.len(), &error),
     };
     let unreachable = core.unreachable();
     let options = StartOptions {
@@ -289,7 +297,7 @@ async fn lease_keys(
     let sent = now();
     let started = match core.link.get_start(keys, options, true).await {
         Ok(started) => started,
-        Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
+        Err(error) => return Opening::refused(core, keys.len(), &error),
     };
     let targets = Targets::new(&started.segments);
     let grant = Grant {
@@ -305,10 +313,11 @@ async fn lease_keys(
     if keep_lease {
         holds.iter().flatten().for_each(|hold| hold.lease().keep());
     }
-    let results = started.results.into_iter().zip(holds);
-    results
-        .map(|(result, hold)| candidate(&targets, &result?, hold))
-        .collect()
+    for (result, hold) in started.results.into_iter().zip(holds) {
+        let found = result.map_err(StoreError::from);
+        opening.lease(found.and_then(|found| candidate(&targets, &found, hold)));
+    }
+    opening
 }
 
 fn candidate(

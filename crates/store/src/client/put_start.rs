@@ -1,5 +1,7 @@
 //! Starting put sessions.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 
 use layercake_protocol::early::EarlyTable;
@@ -15,7 +17,7 @@ use super::early::without_checksums;
 use super::places::{Place, Places, Targets};
 use crate::error::StoreError;
 use crate::link::StartOptions;
-use crate::session::{PutHeader, PutSession, PutShared};
+use crate::session::{Made, PutSession, PutShared};
 
 /// What objects a start is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +108,19 @@ async fn start(
         }
     };
     // What a lease holds can't make room.
-    let started = match core.leases.ahead_of(core, request).await {
+    let mut started = pin!(core.leases.ahead_of(core, request));
+    let mut asked = Vec::new();
+    let started = poll_fn(|cx| {
+        let started = started.as_mut().poll(cx);
+        if asked.is_empty() {
+            // While the master works: there is nothing else to do for this thread then, and this waits for memory.
+            let entries = entries.iter();
+            asked.extend(entries.map(|it| Arc::new(PutShared::asked(it, &core.config.tenant))));
+        }
+        started
+    });
+    let started = started.await;
+    let started = match started {
         Ok(started) => started,
         Err(error) => return entries.iter().map(|_| Err(error.clone())).collect(),
     };
@@ -117,17 +131,23 @@ async fn start(
         asking.granted(hold, target);
     }
     let mut unusable = Vec::new();
-    let sessions = entries.into_iter().zip(started.results).enumerate();
+    let sessions = entries.iter().zip(asked).zip(started.results).enumerate();
     let sessions = sessions
-        .map(|(index, (entry, result))| {
-            let made = result?;
-            let object = ObjectRef {
-                key: entry.key.clone(),
-                generation: made.generation,
-            };
-            let index = prefix_index(&entry, recency, index);
-            let session = open(core, entry, &made, &targets, started.epoch, index);
-            session.inspect_err(|_| unusable.push(object))
+        .map(|(index, ((entry, mut shared), result))| {
+            let started_one = result?;
+            let index = prefix_index(entry, recency, index);
+            let made = made(core, entry, &started_one, &targets, (started.epoch, index));
+            let made = made.inspect_err(|_| {
+                unusable.push(ObjectRef {
+                    key: entry.key.clone(),
+                    generation: started_one.generation,
+                });
+            })?;
+            let session = Arc::get_mut(&mut shared).expect("nobody else has it yet");
+            session.reserved(made);
+            core.puts.add(&shared);
+            core.counters.puts_started.one();
+            Ok(PutSession::new(shared, Arc::clone(core)))
         })
         .collect();
     if !unusable.is_empty()
@@ -146,17 +166,16 @@ fn prefix_index(entry: &PutStart, recency: Recency, position: usize) -> u32 {
     })
 }
 
-/// Makes a session of a reservation.
-fn open(
-    core: &Arc<Core>,
-    entry: PutStart,
-    made: &PutStarted,
+/// What a reservation makes of a session.
+fn made(
+    core: &Core,
+    entry: &PutStart,
+    started: &PutStarted,
     targets: &Targets,
-    epoch: Epoch,
-    prefix_index: u32,
-) -> Result<PutSession, StoreError> {
-    let places = targets.places(&made.replicas, entry.size);
-    if places.is_empty() || places.len() != made.replicas.len() {
+    (epoch, prefix_index): (Epoch, u32),
+) -> Result<Made, StoreError> {
+    let places = targets.places(&started.replicas, entry.size);
+    if places.is_empty() || places.len() != started.replicas.len() {
         return Err(Refusal::Unreachable.into());
     }
     // A master of another version may have left no room for it.
@@ -165,25 +184,15 @@ fn open(
         let has = |place: &Place| Some(place.replica.header_len) == wanted;
         places.iter().all(has)
     });
-    let rows = rows(&core.config.tenant, &entry, &places, early)?;
-    let object = ObjectRef {
-        key: entry.key,
-        generation: made.generation,
-    };
-    let header = PutHeader {
-        tenant: core.config.tenant.clone(),
-        group: entry.group,
-        fingerprint: entry.fingerprint,
-        layout_id: entry.layout_id,
+    let rows = rows(&core.config.tenant, entry, &places, early)?;
+    Ok(Made {
+        generation: started.generation,
+        places,
         epoch,
         prefix_index,
-    };
-    let shared = Arc::new(PutShared::new(
-        object, entry.size, places, header, rows, early,
-    ));
-    core.puts.add(&shared);
-    core.counters.puts_started.one();
-    Ok(PutSession::new(shared, Arc::clone(core)))
+        rows,
+        early,
+    })
 }
 
 /// The rows that every replica's header has room for.

@@ -67,21 +67,22 @@ impl Eager {
 
 impl Wanted<'_> {
     /// Reads and checks the records of all candidates, each at its replica; those of small objects with their
-    /// payload.
-    pub(super) async fn read_all(&self, candidates: &[&Candidate]) -> Vec<Answer> {
-        let mut records = Vec::with_capacity(candidates.len());
-        let mut rest = candidates;
-        while !rest.is_empty() {
+    /// payload. Each candidate is taken with what that brought.
+    pub(super) async fn read_all(
+        &self,
+        mut candidates: Vec<(usize, Candidate)>,
+        mut take: impl FnMut(usize, Candidate, Answer),
+    ) {
+        while !candidates.is_empty() {
             let mut bytes = 0;
-            let fitting = rest.iter().take_while(|candidate| {
+            let fitting = candidates.iter().take_while(|(_, candidate)| {
                 bytes += self.len_of(candidate);
                 bytes <= WAVE
             });
-            let (wave, later) = rest.split_at(fitting.count().max(1));
-            self.read(wave, &mut records).await;
-            rest = later;
+            let later = candidates.split_off(fitting.count().max(1));
+            self.read(candidates, &mut take).await;
+            candidates = later;
         }
-        records
     }
 
     /// Whether a payload comes along with its header.
@@ -116,52 +117,65 @@ impl Wanted<'_> {
     }
 
     /// Reads one wave.
-    async fn read(&self, wave: &[&Candidate], records: &mut Vec<Answer>) {
+    async fn read(
+        &self,
+        wave: Vec<(usize, Candidate)>,
+        take: &mut impl FnMut(usize, Candidate, Answer),
+    ) {
         let core = self.core;
-        let total = wave.iter().map(|candidate| self.len_of(candidate)).sum();
+        let lens = wave.iter().map(|(_, candidate)| self.len_of(candidate));
+        let total = lens.sum();
         let scratch = match core.scratch.take(total) {
             Ok(scratch) => scratch,
-            Err(error) => return records.extend(wave.iter().map(|_| Err(error.clone()))),
+            Err(error) => return refuse(wave, &error, take),
         };
         let mut fanout = Fanout::new(Direction::Read, false);
         let mut at = 0;
-        let mut arrived: Vec<Result<(), StoreError>> = Vec::with_capacity(wave.len());
-        for (index, candidate) in wave.iter().enumerate() {
+        // Of whose records nothing came: nearly always none.
+        let mut failed: Vec<(usize, StoreError)> = Vec::new();
+        for (number, (_, candidate)) in wave.iter().enumerate() {
             let place = candidate.here();
             let mut remote = place.header();
             remote.len = self.len_of(candidate);
             let len = remote.len;
-            arrived.push(scratch.slice(at, len).map(|local| {
-                fanout.push(&place.target, local, remote, (index, place));
-            }));
+            match scratch.slice(at, len) {
+                Ok(local) => fanout.push(&place.target, local, remote, number),
+                Err(error) => failed.push((number, error)),
+            }
             at += len;
         }
         let flight = fanout.submit(&core.engine);
         flight
-            .land(|(index, place), result| {
-                arrived[index] = result.map(drop).map_err(|error| lost(core, place, error));
+            .land(|number, result| {
+                if let Err(error) = result {
+                    failed.push((number, lost(core, wave[number].1.here(), error)));
+                }
             })
             .await;
+        failed.sort_unstable_by_key(|(number, _)| *number);
         let shared = match self.shared(&scratch, at) {
             Ok(shared) => shared,
-            Err(error) => return records.extend(wave.iter().map(|_| Err(error.clone()))),
+            Err(error) => return refuse(wave, &error, take),
         };
+        let mut failed = failed.into_iter().peekable();
         let (mut at, mut turn) = (0, 0);
-        for (candidate, arrived) in wave.iter().zip(arrived) {
-            let len = self.len_of(candidate);
-            let record = arrived.and_then(|()| {
-                let bytes = match &shared {
-                    Some(shared) => part(shared, at, len),
-                    None => scratch.bytes(at, len)?,
-                };
-                self.record(candidate, &bytes)
-            });
+        for (number, (index, candidate)) in wave.into_iter().enumerate() {
+            let len = self.len_of(&candidate);
+            let record = match failed.next_if(|(failed, _)| *failed == number) {
+                Some((_, error)) => Err(error),
+                None => match &shared {
+                    Some(shared) => self.record(&candidate, &part(shared, at, len)),
+                    None => scratch
+                        .bytes(at, len)
+                        .and_then(|bytes| self.record(&candidate, &bytes)),
+                },
+            };
             if let Err(StoreError::HeaderMismatch { .. } | StoreError::ChecksumMismatch { .. }) =
                 record
             {
                 core.counters.mismatches.one();
             }
-            records.push(record);
+            take(index, candidate, record);
             at += len;
             turn += len;
             if turn >= TURN {
@@ -225,6 +239,17 @@ impl Wanted<'_> {
             verified,
         });
         Ok(Some(record))
+    }
+}
+
+/// Answers a wave of which nothing can be read.
+fn refuse(
+    wave: Vec<(usize, Candidate)>,
+    error: &StoreError,
+    take: &mut impl FnMut(usize, Candidate, Answer),
+) {
+    for (index, candidate) in wave {
+        take(index, candidate, Err(error.clone()));
     }
 }
 

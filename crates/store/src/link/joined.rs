@@ -1,10 +1,9 @@
 //! The answers to the parts of a start, joined.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use layercake_protocol::error::Refusal;
-use layercake_protocol::ids::{Epoch, SegmentId};
+use layercake_protocol::ids::Epoch;
 use layercake_protocol::replica::{ObjectRef, PutStart, PutStarted, Segment};
 
 use super::MasterLink;
@@ -18,7 +17,6 @@ pub(super) struct Joined<T> {
     pub(super) epoch: Epoch,
     results: Vec<Result<T, Refusal>>,
     segments: Vec<Arc<Segment>>,
-    known: HashSet<SegmentId>,
     life: Option<Life>,
 }
 
@@ -31,7 +29,6 @@ impl<T> Joined<T> {
             epoch,
             results: Vec::new(),
             segments: Vec::new(),
-            known: HashSet::new(),
             life: None,
         }
     }
@@ -60,8 +57,10 @@ impl<T> Joined<T> {
         } else {
             self.results.extend(results);
         }
+        let known = self.segments.len();
         for segment in segments {
-            if self.known.insert(segment.id) {
+            // A part names each once, and there is seldom more than one part.
+            if self.segments[..known].iter().all(|it| it.id != segment.id) {
                 self.segments.push(Arc::new(segment));
             }
         }

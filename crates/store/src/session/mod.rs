@@ -17,10 +17,11 @@ pub(crate) mod put_state;
 
 mod get;
 mod put;
+mod put_handle;
 mod source;
 
 pub use get::GetSession;
 pub(crate) use get::{GetShared, LeaseHold, Payload};
-pub use put::PutSession;
-pub(crate) use put::{Intent, PutHeader, PutShared};
+pub(crate) use put::{Intent, Made, PutShared};
+pub use put_handle::PutSession;
 pub use source::Source;

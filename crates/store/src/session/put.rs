@@ -1,6 +1,5 @@
-//! The handle on a put session.
+//! The state of a put session, behind its lock.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,9 +7,8 @@ use layercake_protocol::early::EarlyTable;
 use layercake_protocol::fingerprint::Fingerprint;
 use layercake_protocol::header::{Checksums, HeaderFields, HeaderState, WrittenRanges};
 use layercake_protocol::ids::{Epoch, Generation};
-use layercake_protocol::key::{ObjectKey, Tenant};
-use layercake_protocol::range::ByteRange;
-use layercake_protocol::replica::ObjectRef;
+use layercake_protocol::key::Tenant;
+use layercake_protocol::replica::{ObjectRef, PutStart};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -19,15 +17,8 @@ use tokio::time::Instant;
 use super::cut::Cut;
 use super::put_state::{CallId, Closed, Finished, Phase, Publish, PutState};
 use super::source::Source;
-use crate::client::{Core, Places, Round};
+use crate::client::{Places, Round};
 use crate::error::StoreError;
-
-/// An object that is being written. Made by [`StoreClient::start_puts`](crate::StoreClient::start_puts);
-/// dropping it revokes the reservation in the background.
-pub struct PutSession {
-    shared: Arc<PutShared>,
-    core: Arc<Core>,
-}
 
 /// What happens to a session that its owner lets go of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +58,18 @@ pub(crate) struct PutHeader {
     pub(crate) layout_id: u64,
     pub(crate) epoch: Epoch,
     pub(crate) prefix_index: u32,
+}
+
+/// What the master's answer makes of a session.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) generation: Generation,
+    pub(crate) places: Places,
+    pub(crate) epoch: Epoch,
+    pub(crate) prefix_index: u32,
+    /// That every replica's header has room for.
+    pub(crate) rows: usize,
+    pub(crate) early: Option<EarlyTable>,
 }
 
 /// The state of a put session, shared with its transfers under way.
@@ -121,23 +124,26 @@ fn is_withdrawn(source: Option<&Source>) -> bool {
 }
 
 impl PutShared {
-    pub(crate) fn new(
-        object: ObjectRef,
-        size: u64,
-        places: Places,
-        header: PutHeader,
-        rows: usize,
-        early: Option<EarlyTable>,
-    ) -> Self {
-        let early_slots = early.map_or(0, |table| table.slots);
+    /// What there is to know of a session before the master has reserved anything: nobody may have it yet.
+    pub(crate) fn asked(entry: &PutStart, tenant: &Tenant) -> Self {
         Self {
-            object,
-            size,
-            places,
-            header,
-            early,
+            object: ObjectRef {
+                key: entry.key.clone(),
+                generation: Generation::NONE,
+            },
+            size: entry.size,
+            places: Places::new(),
+            header: PutHeader {
+                tenant: tenant.clone(),
+                group: entry.group.clone(),
+                fingerprint: entry.fingerprint,
+                layout_id: entry.layout_id,
+                epoch: Epoch::UNSET,
+                prefix_index: 0,
+            },
+            early: None,
             state: Mutex::new(Guarded {
-                put: PutState::new(size, rows).publishing(early_slots),
+                put: PutState::new(entry.size, 0),
                 rounds: SmallVec::new(),
                 source: None,
                 intent: Intent::Revoke,
@@ -145,6 +151,24 @@ impl PutShared {
             }),
             changed: Notify::new(),
         }
+    }
+
+    /// The rest of it. Nothing was written yet.
+    pub(crate) fn reserved(&mut self, made: Made) {
+        let Made {
+            generation,
+            places,
+            epoch,
+            prefix_index,
+            rows,
+            early,
+        } = made;
+        self.object.generation = generation;
+        self.places = places;
+        (self.header.epoch, self.header.prefix_index) = (epoch, prefix_index);
+        self.early = early;
+        let slots = early.map_or(0, |table| table.slots);
+        self.state.get_mut().put.reserved(rows, slots);
     }
 
     pub(crate) fn admit(&self, cuts: &[Cut]) -> Result<Admitted, StoreError> {
@@ -370,6 +394,11 @@ impl PutShared {
         f(&mut self.state.lock().put)
     }
 
+    /// What calls write from, from here on.
+    pub(crate) fn set_source(&self, source: Source) {
+        self.state.lock().source = Some(source);
+    }
+
     /// What happens to the session if it is dropped.
     pub(crate) fn intent(&self) -> Intent {
         self.state.lock().intent
@@ -407,79 +436,5 @@ fn closed(closed: Closed) -> StoreError {
             offset: range.start(),
             len: range.len(),
         },
-    }
-}
-
-impl PutSession {
-    pub(crate) fn new(shared: Arc<PutShared>, core: Arc<Core>) -> Self {
-        Self { shared, core }
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<PutShared> {
-        &self.shared
-    }
-
-    /// The object's key.
-    pub fn key(&self) -> &ObjectKey {
-        &self.shared.object.key
-    }
-
-    /// The object's size in bytes.
-    pub fn size(&self) -> u64 {
-        self.shared.size
-    }
-
-    /// The reservation, which is also the object's version once it is committed.
-    pub fn generation(&self) -> Generation {
-        self.shared.object.generation
-    }
-
-    /// The epoch of the reservation: the caller's, or the one that the master drew. Further calls for the
-    /// same prefix pass it on.
-    pub fn epoch(&self) -> Epoch {
-        self.shared.header.epoch
-    }
-
-    /// Where the bytes go: one entry per replica.
-    pub fn replicas(&self) -> impl ExactSizeIterator<Item = layercake_protocol::replica::Replica> {
-        self.shared.places.iter().map(|place| place.replica)
-    }
-
-    /// From here on the session is written from memory that its owner may [withdraw](Source::withdraw): what is not
-    /// written by then counts as not written, and is not published. Another source, of the same bytes, goes on where
-    /// that one stopped; calls that are under way stay with theirs.
-    pub fn write_from(&self, source: Source) {
-        self.shared.state.lock().source = Some(source);
-    }
-
-    /// What an end would refuse for: bytes that nobody wrote, or whose last write failed. In order.
-    pub fn missing(&self) -> Vec<ByteRange> {
-        self.shared
-            .with(|state| state.written().missing(self.shared.size).collect())
-    }
-
-    /// Bytes written so far, each counted once.
-    pub fn written_bytes(&self) -> u64 {
-        self.shared.with(|state| state.written().covered())
-    }
-}
-
-impl Drop for PutSession {
-    fn drop(&mut self) {
-        match self.shared.abandon() {
-            Abandoned::Idle => self.core.finisher.settle_later(Arc::clone(&self.shared)),
-            Abandoned::Busy => self.core.finisher.left_sealed(&self.shared),
-            Abandoned::Over => {}
-        }
-    }
-}
-
-impl fmt::Debug for PutSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PutSession")
-            .field("object", &self.shared.object)
-            .field("size", &self.shared.size)
-            .field("phase", &self.shared.phase())
-            .finish_non_exhaustive()
     }
 }

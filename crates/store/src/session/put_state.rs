@@ -179,10 +179,10 @@ impl PutState {
         }
     }
 
-    /// The same with a table of so many slots for early readers.
-    pub(crate) fn publishing(mut self, slots: u32) -> Self {
+    /// A header with so many rows, and a table of so many slots for early readers, was reserved. Nothing was written yet.
+    pub(crate) fn reserved(&mut self, rows: usize, slots: u32) {
+        self.written = WrittenRanges::new(rows);
         self.early.slots = slots;
-        self
     }
 
     pub(crate) fn phase(&self) -> Phase {

@@ -8,6 +8,12 @@ use super::*;
 
 const SLOTS: u32 = 6;
 
+fn publishing(slots: u32) -> PutState {
+    let mut state = PutState::new(SIZE, 0);
+    state.reserved(8, slots);
+    state
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -15,7 +21,7 @@ proptest! {
     /// fails or is tried later. Slots are given in order, no more than there are.
     #[test]
     fn what_was_published_stays(steps in steps()) {
-        let mut state = PutState::new(SIZE, 8).publishing(SLOTS);
+        let mut state = publishing(SLOTS);
         let mut memory: Memory = [None; 32];
         let mut flights: Vec<Flight> = Vec::new();
         let mut published: Vec<EarlyRecord> = Vec::new();
@@ -86,7 +92,7 @@ proptest! {
 
 #[test]
 fn rows_are_published_in_turn_and_only_while_that_helps() {
-    let mut state = PutState::new(SIZE, 8).publishing(2);
+    let mut state = publishing(2);
     let publish = |state: &mut PutState, offset| {
         let cuts = cuts_of([(offset, 4)].into_iter());
         let (call, _) = state.admit(&cuts).expect("open");
@@ -105,7 +111,7 @@ fn rows_are_published_in_turn_and_only_while_that_helps() {
         "so that may be written again"
     );
 
-    let mut state = PutState::new(SIZE, 8).publishing(2);
+    let mut state = publishing(2);
     let cuts = cuts_of([(0, 4)].into_iter());
     let (call, _) = state.admit(&cuts).expect("open");
     let unsummed = state.finish(call, |_| Ok(None));
