@@ -89,6 +89,8 @@ pub(crate) struct Replays {
 struct Client {
     /// The oldest first.
     calls: VecDeque<(RequestId, Moment, Arc<Record>)>,
+    /// The greatest number of a call so far. Nearly all calls have a greater one: they need not be looked for.
+    greatest: Option<RequestId>,
     keys: usize,
     /// Starts that were given up before they came; the oldest first.
     taken_back: VecDeque<(RequestId, Moment)>,
@@ -99,6 +101,9 @@ const TAKEN_BACK: usize = 4096;
 
 impl Client {
     fn record(&self, request: RequestId) -> Option<&Arc<Record>> {
+        if Some(request) > self.greatest {
+            return None;
+        }
         // A repeated call is a recent one.
         let mut calls = self.calls.iter().rev();
         let (_, _, record) = calls.find(|(id, _, _)| *id == request)?;
@@ -135,6 +140,7 @@ impl Replays {
         let record = Arc::<Record>::default();
         let call = (request, now, Arc::clone(&record));
         client.calls.push_back(call);
+        client.greatest = client.greatest.max(Some(request));
         Role::First(record)
     }
 
@@ -167,6 +173,7 @@ impl Replays {
             && client
                 .calls
                 .iter()
+                .rev()
                 .any(|(_, _, own)| Arc::ptr_eq(own, record))
         {
             client.keys += keys;
@@ -261,6 +268,21 @@ mod tests {
             replays.begin(at(1), ClientId(2), RequestId(1)),
             Role::First(_)
         ));
+    }
+
+    #[test]
+    fn calls_that_come_out_of_order_are_told_from_repeated_ones() {
+        let replays = replays();
+        for request in [2, 5, 3] {
+            carry_out(&replays, request, Answer::Removed(request));
+        }
+        for request in [3, 5, 2] {
+            let Role::Repeated(record) = replays.begin(at(1), CLIENT, RequestId(request)) else {
+                panic!("{request} was made before");
+            };
+            assert!(matches!(record.answer.get(), Some(Answer::Removed(of)) if *of == request));
+        }
+        carry_out(&replays, 4, Answer::Removed(4));
     }
 
     #[tokio::test]
