@@ -16,7 +16,7 @@ use crate::batch::Batch;
 use crate::config::{EngineConfig, TransportKind};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, PieceError};
-use crate::job::{Job, PieceSet};
+use crate::job::{Caller, Job, PieceSet};
 use crate::memory::{Access, AllocateOptions, HostBuffer, Mark, Memory};
 use crate::shm::UnderWay;
 use crate::stats::Stats;
@@ -173,9 +173,19 @@ impl Engine {
         self.submit_keeping(batch, None)
     }
 
+    /// As [`submit`](Self::submit), by a thread that waits for this transfer next, and for nothing else. Where bytes are
+    /// merely copied it moves up to a megabyte by itself, at once: to wake another thread for them takes longer.
+    pub fn submit_awaited(&self, batch: Batch) -> Transfer {
+        self.start_moving(batch, None, Caller::Waits)
+    }
+
     /// As [`submit`](Self::submit), and keeps something until no byte of the batch moves any more: for who must know that also
     /// where nobody is left to wait for the transfer.
     pub fn submit_keeping(&self, batch: Batch, kept: Option<Kept>) -> Transfer {
+        self.start_moving(batch, kept, Caller::GoesOn)
+    }
+
+    fn start_moving(&self, batch: Batch, kept: Option<Kept>, caller: Caller) -> Transfer {
         let context = &self.inner.core.context;
         let mut batch = batch;
         batch.checksum &= context.config.checksums;
@@ -183,6 +193,7 @@ impl Engine {
             batch,
             context.config.deadlines.transfer,
             Arc::clone(&context.stats),
+            caller,
         );
         if let Some(kept) = kept {
             job.keep(kept);

@@ -25,6 +25,8 @@ use crate::memory::Pins;
 use crate::stats::{StatsTable, nanos};
 use crate::transfer::{Kept, Outcome, PieceDone};
 
+mod slot;
+
 /// What a back end offers to those who wait for one of its jobs.
 pub(crate) trait WaitHelper: Send + Sync {
     /// Does some of the job's work on the calling thread, no longer than `until`. Returns whether
@@ -49,11 +51,23 @@ pub(crate) enum PieceSet {
     Some(Vec<u32>),
 }
 
+/// What the thread that submits a batch does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// Something else: it may be one of an async runtime.
+    GoesOn,
+    /// It waits for the batch.
+    Waits,
+}
+
 pub(crate) struct Job {
     batch: Batch,
+    caller: Caller,
     submitted: Instant,
     deadline: Instant,
     slots: SmallVec<[AtomicU64; 1]>,
+    /// Bytes of all pieces.
+    bytes: u64,
     remaining: AtomicUsize,
     /// [`TransportKind::index`] of what carries it, or [`NO_TRANSPORT`].
     transport: AtomicU8,
@@ -78,39 +92,6 @@ struct State {
 
 const NO_TRANSPORT: u8 = u8::MAX;
 
-/// A slot: the low half is the checksum, the high half says what it is.
-mod slot {
-    use super::{PieceDone, PieceError};
-
-    pub(super) const PENDING: u64 = 0;
-    const DONE: u64 = 1 << 32;
-    const DONE_WITH_CRC: u64 = 2 << 32;
-    const FAILED: u64 = 3 << 32;
-
-    pub(super) fn encode(result: Result<PieceDone, PieceError>) -> u64 {
-        match result {
-            Ok(PieceDone { crc32c: None }) => DONE,
-            Ok(PieceDone { crc32c: Some(crc) }) => DONE_WITH_CRC | u64::from(crc),
-            Err(error) => FAILED | u64::from(error.code()),
-        }
-    }
-
-    pub(super) fn decode(slot: u64) -> Option<Result<PieceDone, PieceError>> {
-        let low = slot & u64::from(u32::MAX);
-        match slot & !u64::from(u32::MAX) {
-            DONE => Some(Ok(PieceDone { crc32c: None })),
-            DONE_WITH_CRC => Some(Ok(PieceDone {
-                crc32c: u32::try_from(low).ok(),
-            })),
-            FAILED => u8::try_from(low)
-                .ok()
-                .and_then(PieceError::from_code)
-                .map(Err),
-            _ => None,
-        }
-    }
-}
-
 impl Job {
     /// Takes a batch in. Pieces that can't start (lengths differ, local memory withdrawn) and pieces
     /// of zero bytes are terminal at once.
@@ -118,6 +99,7 @@ impl Job {
         batch: Batch,
         default_deadline: Duration,
         stats: Arc<StatsTable>,
+        caller: Caller,
     ) -> Arc<Self> {
         let mut pins = Pins::new();
         let mut early: Vec<(usize, Result<PieceDone, PieceError>)> = Vec::new();
@@ -132,7 +114,7 @@ impl Job {
             }
         }
         let count = batch.pieces.len();
-        let job = Self::with_slots(batch, count, default_deadline, stats, pins);
+        let job = Self::with_slots(batch, count, default_deadline, stats, pins, caller);
         if count == 0 {
             job.complete(None);
         }
@@ -148,14 +130,18 @@ impl Job {
         default_deadline: Duration,
         stats: Arc<StatsTable>,
         pins: Pins,
+        caller: Caller,
     ) -> Arc<Self> {
         let submitted = Instant::now();
         let allowed = batch.deadline.unwrap_or(default_deadline);
         let deadline = submitted
             .checked_add(allowed)
             .unwrap_or_else(|| submitted + FAR);
+        let lens = batch.pieces.iter().map(|piece| piece.remote.len);
         Arc::new(Self {
+            bytes: lens.fold(0, u64::saturating_add),
             batch,
+            caller,
             submitted,
             deadline,
             slots: (0..count).map(|_| AtomicU64::new(slot::PENDING)).collect(),
@@ -190,7 +176,7 @@ impl Job {
             checksum: false,
             deadline: None,
         };
-        Self::with_slots(batch, 1, deadline, stats, Pins::new())
+        Self::with_slots(batch, 1, deadline, stats, Pins::new(), Caller::GoesOn)
     }
 
     /// Keeps this until no byte moves any more.
@@ -205,12 +191,21 @@ impl Job {
         &self.batch.pieces
     }
 
+    /// How many bytes all pieces have together.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub(crate) fn peer(&self) -> &Arc<Endpoint> {
         &self.batch.peer
     }
 
     pub(crate) fn direction(&self) -> Direction {
         self.batch.direction
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        self.caller
     }
 
     pub(crate) fn wants_checksum(&self) -> bool {
@@ -293,23 +288,34 @@ impl Job {
 
     /// Gives a piece its result. No byte of it may move afterwards. The first result stays.
     pub(crate) fn finish(&self, index: usize, result: Result<PieceDone, PieceError>) {
-        self.finish_at(index, result, None);
-    }
-
-    /// As [`Job::finish`], by who knows what time it is.
-    pub(crate) fn finish_at(
-        &self,
-        index: usize,
-        result: Result<PieceDone, PieceError>,
-        now: Option<Instant>,
-    ) {
         let Some(slot) = self.slots.get(index) else {
             return;
         };
         let value = slot::encode(result);
         let set = slot.compare_exchange(slot::PENDING, value, Ordering::AcqRel, Ordering::Acquire);
         if set.is_ok() && self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.complete(now);
+            self.complete(None);
+        }
+    }
+
+    /// Gives pieces their results that nobody else gives any meanwhile, by who knows what time it is. As
+    /// [`Job::finish`], but the processors need not agree on each.
+    pub(crate) fn finish_all(
+        &self,
+        results: impl Iterator<Item = (usize, Result<PieceDone, PieceError>)>,
+        now: Instant,
+    ) {
+        let mut finished = 0;
+        for (index, result) in results {
+            if let Some(slot) = self.slots.get(index)
+                && slot.load(Ordering::Relaxed) == slot::PENDING
+            {
+                slot.store(slot::encode(result), Ordering::Release);
+                finished += 1;
+            }
+        }
+        if finished > 0 && self.remaining.fetch_sub(finished, Ordering::AcqRel) == finished {
+            self.complete(Some(now));
         }
     }
 
@@ -338,14 +344,18 @@ impl Job {
     fn record(&self, now: Option<Instant>) {
         let mut ok = (0, 0);
         let mut failed: Vec<(PieceError, u64)> = Vec::new();
-        for (slot, piece) in self.slots.iter().zip(self.pieces()) {
-            match slot::decode(slot.load(Ordering::Acquire)) {
-                Some(Ok(_)) => ok = (ok.0 + 1, ok.1 + piece.remote.len),
-                Some(Err(error)) => match failed.iter_mut().find(|(known, _)| *known == error) {
+        if self.results().all(|result| result.is_ok()) {
+            ok = (self.pieces().len() as u64, self.bytes);
+        } else {
+            for (result, piece) in self.results().zip(self.pieces()) {
+                let Err(error) = result else {
+                    ok = (ok.0 + 1, ok.1 + piece.remote.len);
+                    continue;
+                };
+                match failed.iter_mut().find(|(known, _)| *known == error) {
                     Some((_, count)) => *count += 1,
                     None => failed.push((error, 1)),
-                },
-                None => {}
+                }
             }
         }
         let Some(kind) = self.transport() else {

@@ -26,6 +26,7 @@ mod error;
 mod job;
 mod lead;
 mod local;
+mod mapped;
 mod memory;
 #[cfg(feature = "mock")]
 pub mod mock;

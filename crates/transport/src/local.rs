@@ -7,14 +7,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use layercake_protocol::ids::{Capability, RegionId};
+use smallvec::SmallVec;
+
 use crate::backend::{Backend, Context};
-use crate::batch::{Direction, RemoteSlice};
+use crate::batch::{Direction, Piece, RemoteSlice};
 use crate::config::TransportKind;
 use crate::copy_pool::{CopyPool, Moved, Part, PartMover, PieceRun, Results};
 use crate::error::{PieceError, Refusal};
 use crate::job::{Job, PieceSet};
-use crate::memory::Served;
-use crate::racy;
+use crate::mapped::{Few, MappedCopy, MappedPart, TOGETHER};
+use crate::memory::{RegionEntry, Registry, Served};
 
 #[derive(Debug)]
 pub(crate) struct LocalBackend {
@@ -48,87 +51,95 @@ struct LocalMover {
     context: Arc<Context>,
 }
 
-/// The region that was used last; neighbouring parts mostly use the same one.
-type LastRegion = Option<(RemoteSlice, Served)>;
+/// The regions of a unit: nearly always one.
+#[derive(Default)]
+struct Regions(SmallVec<[(RegionId, Capability, Served); 1]>);
 
-impl LocalMover {
-    fn open<'a>(
-        &self,
-        remote: &RemoteSlice,
-        last: &'a mut LastRegion,
-    ) -> Result<&'a Served, Refusal> {
-        let same = |known: &RemoteSlice| {
-            known.region == remote.region && known.capability == remote.capability
+impl Regions {
+    fn open(&mut self, registry: &Registry, remote: &RemoteSlice) -> Result<usize, Refusal> {
+        let same = |(region, capability, _): &(RegionId, Capability, Served)| {
+            *region == remote.region && *capability == remote.capability
         };
-        if !last.as_ref().is_some_and(|(known, _)| same(known)) {
-            *last = Some((
-                *remote,
-                self.context
-                    .registry
-                    .open(remote.region, &remote.capability)?,
-            ));
+        // Neighbouring parts mostly lie in the same one.
+        if let Some(known) = self.0.iter().rposition(same) {
+            return Ok(known);
         }
-        last.as_ref()
-            .map(|(_, pin)| pin)
-            .ok_or(Refusal::UnknownRegion)
+        let served = registry.open(remote.region, &remote.capability)?;
+        self.0.push((remote.region, remote.capability, served));
+        Ok(self.0.len() - 1)
     }
 
-    fn move_part(&self, job: &Job, part: &Part, last: &mut LastRegion) -> Result<u32, Refusal> {
-        let piece = &job.pieces()[part.piece];
-        let remote = &piece.remote;
-        let direction = job.direction();
-        let entry = self.open(remote, last)?.entry();
-        entry.check_op(direction, remote.offset, remote.len)?;
+    fn entry(&self, at: usize) -> &RegionEntry {
+        self.0[at].2.entry()
+    }
+}
+
+impl LocalMover {
+    /// Validates a part, in a region that was opened.
+    fn locate<'a>(
+        &self,
+        job: &'a Job,
+        part: &Part,
+        entry: &'a RegionEntry,
+    ) -> Result<MappedPart<'a>, Refusal> {
+        let Piece { local, remote } = &job.pieces()[part.piece];
+        entry.check_op(job.direction(), remote.offset, remote.len)?;
         let offset = remote.offset + part.offset;
-        let generation = remote
-            .generation
-            .filter(|_| self.context.config.generation_checks);
-        if let Some(generation) = generation {
-            entry.check_before(direction, offset, part.len, generation)?;
-        }
+        let checks = self.context.config.generation_checks;
+        let tags = match remote.generation.filter(|_| checks) {
+            Some(generation) => Some((entry.tags_of(offset, part.len)?, generation)),
+            None => None,
+        };
         let size = |n: u64| usize::try_from(n).expect("a range inside mapped memory fits");
         let (start, len) = (size(part.offset), size(part.len));
-        let (target, source) = match direction {
-            Direction::Read => (
-                piece.local.target().part(start, len),
-                entry.source(offset, len),
-            ),
-            Direction::Write => (
-                entry.target(offset, len),
-                piece.local.source().part(start, len),
-            ),
+        let (target, source) = match job.direction() {
+            Direction::Read => (local.target().part(start, len), entry.source(offset, len)),
+            Direction::Write => (entry.target(offset, len), local.source().part(start, len)),
         };
         let (Some(target), Some(source)) = (target, source) else {
             return Err(Refusal::OutOfBounds);
         };
-        let crc = if job.wants_checksum() {
-            racy::copy_crc(target, source, 0)
-        } else {
-            racy::copy_past(target, source);
-            0
-        };
-        if let Some(generation) = generation {
-            entry.check_after(offset, part.len, generation)?;
+        Ok(MappedPart::new(target, source, tags))
+    }
+
+    /// Moves a few parts and adds a result for each.
+    fn move_few(&self, job: &Job, parts: &[Part], regions: &mut Regions, moved: &mut Results) {
+        let remote = |part: &Part| &job.pieces()[part.piece].remote;
+        let opened: Few<_> = parts
+            .iter()
+            .map(|part| regions.open(&self.context.registry, remote(part)))
+            .collect();
+        let mut located = Few::new();
+        let refused: Few<_> = parts
+            .iter()
+            .zip(&opened)
+            .map(|(part, region)| {
+                located.push(self.locate(job, part, regions.entry((*region)?))?);
+                Ok(())
+            })
+            .collect();
+        let copied = MappedCopy::of(job).run(&located);
+        let mut copied = copied.iter();
+        for (part, refused) in parts.iter().zip(&refused) {
+            let result = refused.and_then(|()| *copied.next().expect("one result for each"));
+            moved.push(match result {
+                Ok(crc) => Moved::Done(crc),
+                Err(refusal) => {
+                    if refusal.is_security() && part.offset == 0 {
+                        self.context.stats.add_security_refusal();
+                    }
+                    Moved::Failed(PieceError::Refused(refusal))
+                }
+            });
         }
-        Ok(crc)
     }
 }
 
 impl PartMover for LocalMover {
     fn move_unit(&self, job: &Job, parts: &[Part], moved: &mut Results) {
-        let mut last = None;
-        for part in parts {
-            let result = self.move_part(job, part, &mut last);
-            if let Err(refusal) = result
-                && refusal.is_security()
-                && part.offset == 0
-            {
-                self.context.stats.add_security_refusal();
-            }
-            moved.push(match result {
-                Ok(crc) => Moved::Done(crc),
-                Err(refusal) => Moved::Failed(PieceError::Refused(refusal)),
-            });
+        let mut regions = Regions::default();
+        for parts in parts.chunks(TOGETHER) {
+            self.move_few(job, parts, &mut regions, moved);
         }
     }
 

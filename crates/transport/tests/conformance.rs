@@ -77,6 +77,7 @@ suite! {
         a_refused_piece_leaves_its_neighbours_alone,
         a_late_writer_is_refused_and_a_reader_of_a_reused_place_too,
         a_fenced_place_refuses_earlier_generations,
+        a_piece_that_another_of_its_batch_overtakes_does_not_land_behind_it,
         a_stale_part_fails_the_whole_piece,
         local_memory_that_is_gone_fails_its_piece,
         a_deadline_of_nothing_is_a_timeout,

@@ -56,6 +56,15 @@ pub(crate) struct Submitted {
 }
 
 impl Submitted {
+    fn new(batch: Batch, submit: impl FnOnce(Batch) -> Transfer) -> Self {
+        let lens = batch.pieces.iter().map(|piece| piece.remote.len);
+        Self {
+            pieces: batch.pieces.len(),
+            bytes: lens.fold(0, u64::saturating_add),
+            transfer: submit(batch),
+        }
+    }
+
     /// What an outcome says as a whole.
     pub(crate) fn result(&self, outcome: &Outcome) -> Result<u64, PeerError> {
         let mut errors = outcome
@@ -70,6 +79,21 @@ impl Submitted {
                 first: *first,
             }),
         }
+    }
+}
+
+fn batch(
+    peer: &Arc<Endpoint>,
+    direction: Direction,
+    pieces: Vec<Piece>,
+    deadline: Option<Duration>,
+) -> Batch {
+    Batch {
+        peer: Arc::clone(peer),
+        direction,
+        pieces,
+        checksum: false,
+        deadline,
     }
 }
 
@@ -173,6 +197,20 @@ impl PeerEngine {
         moves: &[Move],
         deadline: Option<Duration>,
     ) -> Result<Submitted, PeerError> {
+        let batch = self.batch(name, direction, moves, deadline).await?;
+        Ok(Submitted::new(batch, |batch| {
+            self.engine().engine().submit(batch)
+        }))
+    }
+
+    /// What to move, with a peer that was asked for it if need be.
+    async fn batch(
+        &self,
+        name: &str,
+        direction: Direction,
+        moves: &[Move],
+        deadline: Option<Duration>,
+    ) -> Result<Batch, PeerError> {
         let peer = self.peer(name).await?;
         let view = Arc::clone(&peer.view.read());
         let known = pieces(name, &view, moves).map(|pieces| (view, pieces));
@@ -183,12 +221,11 @@ impl PeerEngine {
             let pieces = pieces(name, &view, moves)?;
             (view, pieces)
         };
-        let endpoint = Arc::clone(&view.endpoint);
-        Ok(self.start_moving(endpoint, direction, pieces, deadline))
+        Ok(batch(&view.endpoint, direction, pieces, deadline))
     }
 
     /// Moves, and returns when every byte has arrived or failed. Memory that was registered anew since
-    /// the peer was last asked is found.
+    /// the peer was last asked is found. The thread that polls this waits for nothing else.
     pub(crate) async fn transfer(
         &self,
         name: &str,
@@ -197,7 +234,9 @@ impl PeerEngine {
         deadline: Option<Duration>,
     ) -> Result<u64, PeerError> {
         let start = Instant::now();
-        let submitted = self.submit(name, direction, moves, deadline).await?;
+        let submit = |batch| self.engine().engine().submit_awaited(batch);
+        let batch_of_all = self.batch(name, direction, moves, deadline).await?;
+        let submitted = Submitted::new(batch_of_all, submit);
         let outcome = submitted.transfer.clone().await;
         let result = submitted.result(&outcome);
         let Err(PeerError::Pieces { first, .. }) = result else {
@@ -225,7 +264,7 @@ impl PeerEngine {
             .map(|(one, _)| piece(name, &view, one))
             .collect::<Result<_, _>>()?;
         let left = deadline.map(|deadline| deadline.saturating_sub(start.elapsed()));
-        let again = self.start_moving(Arc::clone(&view.endpoint), direction, failed, left);
+        let again = Submitted::new(batch(&view.endpoint, direction, failed, left), submit);
         let outcome = again.transfer.clone().await;
         again.result(&outcome)?;
         Ok(submitted.bytes)
@@ -242,31 +281,6 @@ impl PeerEngine {
                 self.forget(name, peer);
                 Err(error)
             }
-        }
-    }
-
-    fn start_moving(
-        &self,
-        peer: Arc<Endpoint>,
-        direction: Direction,
-        pieces: Vec<Piece>,
-        deadline: Option<Duration>,
-    ) -> Submitted {
-        let bytes = pieces
-            .iter()
-            .fold(0, |sum: u64, piece| sum.saturating_add(piece.remote.len));
-        let count = pieces.len();
-        let batch = Batch {
-            peer,
-            direction,
-            pieces,
-            checksum: false,
-            deadline,
-        };
-        Submitted {
-            transfer: self.engine().engine().submit(batch),
-            pieces: count,
-            bytes,
         }
     }
 

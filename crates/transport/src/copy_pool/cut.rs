@@ -14,7 +14,7 @@ pub(crate) struct Part {
     pub(crate) piece: usize,
     /// First byte, counted from the piece's start.
     pub(crate) offset: u64,
-    /// Length in bytes, no more than [`UNIT_BYTES`].
+    /// Length in bytes.
     pub(crate) len: u64,
 }
 

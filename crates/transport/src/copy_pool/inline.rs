@@ -4,8 +4,8 @@
 //! kilobytes. Usual batches of this kind are the headers of objects, and small entries of a layer. Nothing is shared,
 //! split or queued, so none of what [`super::run`] keeps for that is needed; what a batch comes to is the same.
 //!
-//! The submitting thread may be one of an async runtime, so it is kept for no longer than a unit takes to copy. Where
-//! the mover says that there is more to do, such as to bring in pages that were never touched, a batch of any size is
+//! The submitting thread may be one of an async runtime, so it is kept for no longer than a unit takes to copy, unless it
+//! waits for the batch in any case: until another thread is awake, it has copied a megabyte by itself. Where the mover says that there is more to do, such as to bring in pages that were never touched, a batch of any size is
 //! left to the copy threads.
 
 use std::sync::Arc;
@@ -15,22 +15,31 @@ use super::cut::{Part, UNIT_BYTES, UNIT_PARTS};
 use super::run::{Moved, PartMover};
 use super::unit::Unit;
 use crate::error::PieceError;
-use crate::job::{Job, PieceSet};
+use crate::job::{Caller, Job, PieceSet};
 use crate::transfer::PieceDone;
 
-/// The most bytes of a batch that counts as small, and the most pieces: those of one unit.
-const MAX_BYTES: u64 = UNIT_BYTES;
-const MAX_PIECES: usize = UNIT_PARTS;
+/// The most bytes of a batch that counts as small, and the most pieces.
+fn limits(job: &Job) -> (u64, usize) {
+    match job.caller() {
+        Caller::GoesOn => (UNIT_BYTES, UNIT_PARTS),
+        Caller::Waits => (4 * UNIT_BYTES, UNIT_PARTS),
+    }
+}
 
 /// The pieces that need something, each as one part; none if they are too many, too large, or not merely to be
 /// copied.
 pub(super) fn unit(job: &Job, set: &PieceSet, mover: &impl PartMover) -> Option<Unit> {
+    let (max_bytes, max_pieces) = limits(job);
+    let all = matches!(set, PieceSet::All);
+    if all && (job.bytes() > max_bytes || job.pieces().len() > max_pieces) {
+        return None;
+    }
     let mut unit = Unit::take();
     let mut bytes = 0_u64;
     for piece in job.pending(set) {
         let len = job.pieces()[piece].remote.len;
         bytes = bytes.saturating_add(len);
-        if bytes > MAX_BYTES || unit.parts.len() == MAX_PIECES {
+        if bytes > max_bytes || unit.parts.len() == max_pieces {
             unit.give();
             return None;
         }
@@ -67,7 +76,7 @@ pub(super) fn run(job: Arc<Job>, mut unit: Unit, mover: &impl PartMover) {
     debug_assert_eq!(moved.len(), parts.len(), "one result per part");
     let verdict = mover.conclude(&job);
     let mut back = Vec::new();
-    for (part, &moved) in parts.iter().zip(&*moved) {
+    let results = parts.iter().zip(&*moved).filter_map(|(part, &moved)| {
         let result = match (moved, verdict) {
             (Moved::Failed(error), _) | (_, Err(error)) => Err(error),
             (Moved::Done(crc), Ok(())) => Ok(PieceDone {
@@ -75,11 +84,12 @@ pub(super) fn run(job: Arc<Job>, mut unit: Unit, mover: &impl PartMover) {
             }),
             (Moved::HandBack, Ok(())) => {
                 back.extend(u32::try_from(part.piece));
-                continue;
+                return None;
             }
         };
-        job.finish_at(part.piece, result, Some(now));
-    }
+        Some((part.piece, result))
+    });
+    job.finish_all(results, now);
     open.unfinished = &[];
     drop(open);
     unit.give();

@@ -126,23 +126,19 @@ impl PieceRun {
             progress: Mutex::default(),
             split: Mutex::default(),
         });
-        let (bytes, pieces) = run.size(UNIT_BYTES * u64::from(u8::MAX));
         run.job.set_helper(Arc::new(Helper(Arc::downgrade(&run))));
-        let by_bytes = usize::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(usize::MAX);
-        pool.submit(run, by_bytes.max(pieces.div_ceil(UNIT_PARTS)));
+        let units = run.units();
+        pool.submit(run, units);
     }
 
-    /// Bytes and number of the pieces; stops counting at `enough` bytes.
-    fn size(&self, enough: u64) -> (u64, usize) {
-        let (mut bytes, mut pieces) = (0_u64, 0);
-        for piece in self.job.pending(&self.set) {
-            pieces += 1;
-            bytes = bytes.saturating_add(self.job.pieces()[piece].remote.len);
-            if bytes >= enough {
-                break;
-            }
-        }
-        (bytes, pieces)
+    /// About how many units it takes: no fewer, unless the pieces of a set are larger than its batch's others.
+    fn units(&self) -> usize {
+        let (all, some) = (self.job.pieces().len().max(1), self.positions());
+        let by_pieces = some.div_ceil(UNIT_PARTS);
+        let by_bytes = usize::try_from(self.job.bytes().div_ceil(UNIT_BYTES));
+        by_bytes
+            .map_or(usize::MAX, |units| units.saturating_mul(some).div_ceil(all))
+            .max(by_pieces)
     }
 
     fn positions(&self) -> usize {
@@ -197,7 +193,7 @@ impl PieceRun {
         progress.exhausted = true;
     }
 
-    /// Notes a failure or a checksum; the first one stays.
+    /// Notes a failure or a checksum of a piece that lies in several units, perhaps; the first one stays.
     fn note(&self, piece: usize, value: u64) {
         let state = &self.states[piece];
         // What a failed exchange would mean is known already, and has been noted.
@@ -210,18 +206,20 @@ impl PieceRun {
     }
 
     fn record(&self, part: &Part, moved: Moved) {
-        match moved {
-            Moved::Done(crc) if self.job.wants_checksum() => {
-                if part.len == self.job.pieces()[part.piece].remote.len {
-                    self.note(part.piece, state::summed(crc));
-                } else {
-                    let mut split = self.split.lock();
-                    split.entry(part.piece).or_default().push((*part, crc));
-                }
-            }
-            Moved::Done(_) => {}
-            Moved::Failed(error) => self.note(part.piece, state::failed(error)),
-            Moved::HandBack => self.note(part.piece, state::HAND_BACK),
+        let value = match moved {
+            Moved::Done(crc) if self.job.wants_checksum() => state::summed(crc),
+            Moved::Done(_) => return,
+            Moved::Failed(error) => state::failed(error),
+            Moved::HandBack => state::HAND_BACK,
+        };
+        if part.len == self.job.pieces()[part.piece].remote.len {
+            // All of the piece: nobody else notes anything of it.
+            self.states[part.piece].store(value, Ordering::Release);
+        } else if let Moved::Done(crc) = moved {
+            let mut split = self.split.lock();
+            split.entry(part.piece).or_default().push((*part, crc));
+        } else {
+            self.note(part.piece, value);
         }
     }
 
@@ -238,28 +236,26 @@ impl PieceRun {
         let verdict = self.mover.conclude(&self.job);
         let mut split = std::mem::take(&mut *self.split.lock());
         let mut back = Vec::new();
-        for position in 0..self.positions() {
-            let Some(piece) = self.piece_at(position) else {
-                continue;
-            };
+        let results = (0..self.positions()).filter_map(|position| {
+            let piece = self.piece_at(position)?;
             let state = self.states[piece].load(Ordering::Acquire);
-            if state == state::HAND_BACK {
-                match verdict {
-                    Ok(()) => back.push(piece),
-                    Err(error) => self.job.finish(piece, Err(error)),
+            let known = match (state, verdict) {
+                (state::HAND_BACK, Ok(())) => {
+                    back.extend(u32::try_from(piece));
+                    return None;
                 }
-                continue;
-            }
-            let result = state::decode(state).and_then(|crc| verdict.map(|()| crc));
-            let result = result.map(|crc| PieceDone {
+                (state::HAND_BACK, Err(error)) => Err(error),
+                (state, verdict) => state::decode(state).and_then(|crc| verdict.map(|()| crc)),
+            };
+            let done = known.map(|crc| PieceDone {
                 crc32c: crc.or_else(|| split.remove(&piece).map(join_parts)),
             });
-            self.job.finish(piece, result);
-        }
+            Some((piece, done))
+        });
+        self.job.finish_all(results, Instant::now());
         if !back.is_empty() {
-            let indices = back.iter().filter_map(|piece| u32::try_from(*piece).ok());
-            let pieces = PieceSet::Some(indices.collect());
-            self.mover.hand_back(Arc::clone(&self.job), pieces);
+            self.mover
+                .hand_back(Arc::clone(&self.job), PieceSet::Some(back));
         }
     }
 }

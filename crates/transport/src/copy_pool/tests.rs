@@ -10,11 +10,13 @@ use super::*;
 use crate::batch::{Batch, Direction, Piece, RemoteSlice};
 use crate::endpoint::{Endpoint, HostId};
 use crate::error::PieceError;
-use crate::job::{Job, PieceSet};
+use crate::job::{Caller, Job, PieceSet};
 use crate::memory::{Access, HostBuffer, Memory, Registry};
 use crate::racy;
 use crate::stats::StatsTable;
 use crate::transfer::PieceDone;
+
+mod small;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -34,6 +36,10 @@ fn bytes(len: usize) -> Vec<u8> {
 
 /// A job over one buffer, with pieces of these lengths one after the other.
 fn job(content: &[u8], lengths: &[u64], deadline: Duration) -> Arc<Job> {
+    job_of(Caller::GoesOn, content, lengths, deadline)
+}
+
+fn job_of(caller: Caller, content: &[u8], lengths: &[u64], deadline: Duration) -> Arc<Job> {
     let registry = Arc::new(Registry::new());
     let entry = registry
         .register(HostBuffer::from(content.to_vec()), Access::LocalOnly)
@@ -65,7 +71,7 @@ fn job(content: &[u8], lengths: &[u64], deadline: Duration) -> Arc<Job> {
         checksum: true,
         deadline: Some(deadline),
     };
-    Job::new(batch, LIMIT, Arc::new(StatsTable::default()))
+    Job::new(batch, LIMIT, Arc::new(StatsTable::default()), caller)
 }
 
 /// Sums parts of a buffer as if it had moved them; misbehaves where told to.
@@ -218,59 +224,6 @@ fn a_failed_piece_fails_alone_and_what_is_handed_back_goes_on() {
         assert_eq!(results[1], Err(PieceError::Protocol));
         assert_eq!(*mover.handed_back.lock(), [2, 3]);
     }
-}
-
-#[test]
-fn a_small_batch_is_over_when_it_was_started() {
-    let pool = pool(1);
-    let content = bytes(64 << 10);
-    let mover = FakeMover {
-        content: Arc::new(content.clone()),
-        ..FakeMover::default()
-    };
-    let start = |lengths: &[u64], stop: bool, mover: FakeMover| {
-        let job = job(&content, lengths, LIMIT);
-        if stop {
-            job.cancel();
-        }
-        PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
-        job
-    };
-    for lengths in [&[64 << 10][..], &[128; UNIT_PARTS], &[1, 0, 9000]] {
-        let job = start(lengths, false, mover.clone());
-        assert!(job.is_done());
-        let mut offset = 0;
-        for (result, len) in job.outcome().pieces.iter().zip(lengths) {
-            let end = offset + usize::try_from(*len).unwrap();
-            let crc = Some(crc32c::crc32c(&content[offset..end]));
-            assert_eq!(*result, Ok(PieceDone { crc32c: crc }));
-            offset = end;
-        }
-    }
-    let units = mover.units.load(Ordering::Relaxed);
-    let stopped = start(&[8, 8], true, mover.clone());
-    assert_eq!(stopped.outcome().pieces, [Err(PieceError::Cancelled); 2]);
-    assert_eq!(mover.units.load(Ordering::Relaxed), units, "nothing moved");
-}
-
-#[test]
-fn a_small_batch_that_takes_more_than_a_copy_does_not_keep_the_thread_that_submits_it() {
-    let pool = pool(1);
-    let content = bytes(64);
-    let (gate, arrived) = Gate::new();
-    let mover = FakeMover {
-        content: Arc::new(content.clone()),
-        gate: Some(Arc::clone(&gate)),
-        slow: true,
-        ..FakeMover::default()
-    };
-    let job = job(&content, &[8; 8], LIMIT);
-    PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
-    // The gate is closed: on this thread, the batch could not be under way now.
-    arrived.recv_timeout(LIMIT).expect("a copy thread took it");
-    assert!(!job.is_done());
-    gate.open();
-    assert!(job.wait(Some(soon())) && job.outcome().is_ok());
 }
 
 #[test]

@@ -24,7 +24,9 @@ pub(crate) use grace::Mark;
 pub(crate) use raw::Mapping;
 pub(crate) use region::{Pins, RegionEntry, Served};
 pub(crate) use registry::{RegionObserver, Registry};
-pub(crate) use tags::{check_tags, claim_tags, confirm_tags, tag_granules};
+pub(crate) use tags::{
+    are_at, check_tags, claim_tags, confirm_tags, raise_to, settle, tag_granules, warm_tags,
+};
 
 use std::fmt;
 use std::sync::Arc;

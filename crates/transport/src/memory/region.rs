@@ -187,6 +187,12 @@ impl RegionEntry {
         Ok(())
     }
 
+    /// The tags of the granules that a range touches; refused where there are none. The range was checked.
+    pub(crate) fn tags_of(&self, offset: u64, len: u64) -> Result<&[AtomicU64], Refusal> {
+        let tags = self.tags().ok_or(Refusal::NoTags)?;
+        Ok(&tags[tag_granules(offset, len)])
+    }
+
     /// The tag rule before the first byte (see [`super::tags`]). The range was checked.
     pub(crate) fn check_before(
         &self,
@@ -195,7 +201,7 @@ impl RegionEntry {
         len: u64,
         generation: Generation,
     ) -> Result<(), Refusal> {
-        let tags = &self.tags().ok_or(Refusal::NoTags)?[tag_granules(offset, len)];
+        let tags = self.tags_of(offset, len)?;
         match direction {
             Direction::Read => check_tags(tags, generation),
             Direction::Write => claim_tags(tags, generation),
@@ -209,7 +215,7 @@ impl RegionEntry {
         len: u64,
         generation: Generation,
     ) -> Result<(), Refusal> {
-        let tags = &self.tags().ok_or(Refusal::NoTags)?[tag_granules(offset, len)];
+        let tags = self.tags_of(offset, len)?;
         confirm_tags(tags, generation)
     }
 

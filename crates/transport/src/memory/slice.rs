@@ -3,7 +3,7 @@
 use layercake_protocol::ids::RegionId;
 
 use super::{Memory, Pins};
-use crate::racy::{self, Source, Target};
+use crate::racy::{self, Copies, Source, Target};
 
 /// Bytes in this process that a batch reads or writes. Keeps registered memory alive.
 #[derive(Clone, Debug)]
@@ -83,7 +83,8 @@ impl LocalSlice {
         if !usable || !self.pin_into(&mut pins) || !target.pin_into(&mut pins) {
             return None;
         }
-        Some(racy::copy_crc(target.target(), self.source(), 0))
+        let copies = Copies::of(self.len);
+        Some(copies.copy_crc(target.target(), self.source(), None))
     }
 
     /// Copies bytes in that are as many. `false`, and nothing is copied: they are not, or the memory was

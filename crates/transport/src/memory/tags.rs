@@ -12,7 +12,8 @@
 //! of its copy: having seen a byte of a later writer, it sees the later tag. A writer's last check is
 //! behind a full fence: if the tag is still its own, all its bytes came before any later claim. (The
 //! copies themselves are plain memory accesses of whatever size; on the processors this runs on, the
-//! fences order them.)
+//! fences order them.) Several pieces may share these fences: all are claimed or checked, then all are
+//! copied, then all are checked.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -42,30 +43,32 @@ pub(crate) fn tag_granules(offset: u64, len: u64) -> Range<usize> {
     index(first)..index(end)
 }
 
-/// Claims the granules for a writer of this generation.
-pub(crate) fn claim_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
+/// Reads tags that are checked soon, once for each line of the cache, and does nothing with them: they lie apart from
+/// each other and from the bytes, and waiting for them one piece at a time would cost as much as copying several
+/// kilobytes. These loads depend on nothing, so the processor has those of many pieces under way at once.
+pub(crate) fn warm_tags(tags: &[AtomicU64]) {
+    const LINE: usize = 8;
+    for tag in tags.iter().step_by(LINE).chain(tags.last()) {
+        // Kept, though nobody looks at it.
+        std::hint::black_box(tag.load(Ordering::Relaxed));
+    }
+}
+
+/// Claims the granules for a writer of this generation. The bytes that it writes stay behind the claims only if a fence
+/// comes between.
+pub(crate) fn raise_to(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
     for tag in tags {
         let claimed = tag.load(Ordering::Relaxed) == generation.0;
         if !claimed && tag.fetch_max(generation.0, Ordering::AcqRel) > generation.0 {
             return Err(Refusal::StaleGeneration);
         }
     }
-    // The bytes that the caller writes next stay behind the claims.
-    fence(Ordering::AcqRel);
     Ok(())
 }
 
-/// Checks that all granules still belong to this generation, after the caller wrote there.
-pub(crate) fn confirm_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
-    // The bytes that the caller wrote are there before the check.
-    fence(Ordering::SeqCst);
-    check_tags(tags, generation)
-}
-
-/// Checks that all granules belong to this generation, before or after the caller read there.
-pub(crate) fn check_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
-    // The bytes that the caller has read stay before the check, those that it reads next behind it.
-    fence(Ordering::Acquire);
+/// Checks that all granules belong to this generation. What this says of bytes that were read or written before holds
+/// only if a fence comes between.
+pub(crate) fn are_at(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
     if tags
         .iter()
         .all(|tag| tag.load(Ordering::Acquire) == generation.0)
@@ -74,6 +77,32 @@ pub(crate) fn check_tags(tags: &[AtomicU64], generation: Generation) -> Result<(
     } else {
         Err(Refusal::StaleGeneration)
     }
+}
+
+/// Claims the granules for a writer of this generation.
+pub(crate) fn claim_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
+    raise_to(tags, generation)?;
+    // The bytes that the caller writes next stay behind the claims.
+    fence(Ordering::AcqRel);
+    Ok(())
+}
+
+/// Checks that all granules still belong to this generation, after the caller wrote there.
+pub(crate) fn confirm_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
+    settle();
+    are_at(tags, generation)
+}
+
+/// The bytes that this thread has written are there before whatever it looks at next.
+pub(crate) fn settle() {
+    fence(Ordering::SeqCst);
+}
+
+/// Checks that all granules belong to this generation, before or after the caller read there.
+pub(crate) fn check_tags(tags: &[AtomicU64], generation: Generation) -> Result<(), Refusal> {
+    // The bytes that the caller has read stay before the check, those that it reads next behind it.
+    fence(Ordering::Acquire);
+    are_at(tags, generation)
 }
 
 /// Raises every tag to at least this generation.

@@ -3,8 +3,9 @@
 //!
 //! A checksum costs little when it is taken from the registers through which the bytes move anyway,
 //! while the loads of the next ones are under way. Four registers hold 128 bytes of remainder; each
-//! step moves them 1024 bits on by multiplying with two constants and adds the next 128 bytes. What is
-//! left in the end is a 128-byte message with the same remainder, which the `crc32c` crate reduces.
+//! step moves them 1024 bits on by multiplying with two constants and adds the next 128 bytes. In the end
+//! the first three are moved to where the last is: what is left is a message of 32 bytes with the same
+//! remainder, which the `crc32c` crate reduces.
 //!
 //! Large copies store past the cache and fetch a page ahead, which also walks the page tables early:
 //! measured on memory larger than the cache, that makes up for most of what the multiplications cost
@@ -15,6 +16,8 @@
 
 use std::arch::asm;
 
+use super::Source;
+
 mod plain;
 mod wide;
 
@@ -24,8 +27,8 @@ const STEP: usize = 128;
 /// The most bytes that the loops leave over, those of [`wide`] included.
 const REST: usize = 2 * wide::STEP;
 
-/// From this many bytes on, stores go past the cache.
-pub(super) const STREAM_FROM: usize = 32 << 10;
+/// How far ahead large copies fetch. A multiple of every step.
+const PAGE: usize = 4096;
 
 /// Alignment that stores past the cache need.
 const STREAM_ALIGN: usize = 32;
@@ -59,7 +62,13 @@ const fn fold_constants(step: usize) -> [u64; 2] {
     [power(bits + 64 - 1), power(bits - 1)]
 }
 
-static FOLD: [u64; 2] = fold_constants(STEP);
+/// By a step, and by what lies between each of the first registers and the last.
+static FOLD: [[u64; 2]; 4] = [
+    fold_constants(STEP),
+    fold_constants(STEP * 3 / 4),
+    fold_constants(STEP / 2),
+    fold_constants(STEP / 4),
+];
 
 /// Whether this processor has what the loops below use.
 pub(super) fn is_supported() -> bool {
@@ -67,17 +76,23 @@ pub(super) fn is_supported() -> bool {
 }
 
 macro_rules! fold_loop {
-    ($(#[$doc:meta])* $name:ident, $ahead:literal, $store:literal, $fence:literal) => {
+    ($(#[$doc:meta])* $name:ident, $ahead:literal, $store:literal) => {
         $(#[$doc])*
         ///
         /// # Safety
         /// The processor is supported; `len` is a multiple of [`STEP`] and at least two of them; `len`
         /// bytes are mapped readable at `source` and, where the loop stores, writable at `target`.
         #[inline(never)]
-        unsafe fn $name(target: *mut u8, source: *const u8, len: usize, crc: u32) -> u32 {
-            let mut rest = [0_u8; STEP];
+        unsafe fn $name(
+            target: *mut u8,
+            source: *const u8,
+            len: usize,
+            crc: u32,
+            ahead: usize,
+        ) -> u32 {
+            let mut rest = [0_u8; STEP / 4];
             // SAFETY: reads and writes step through exactly `len` bytes of both ranges, then write
-            // the 128 bytes of `rest`; fetching ahead touches nothing, mapped or not. Whole vector registers are named as clobbered by their low
+            // the 32 bytes of `rest`; fetching ahead touches nothing, mapped or not. Whole vector registers are named as clobbered by their low
             // parts; `vzeroupper` leaves none of the upper parts in use.
             unsafe {
                 asm!(
@@ -96,8 +111,8 @@ macro_rules! fold_loop {
                     "add {target}, 128",
                     "sub {len}, 128",
                     "2:",
-                    concat!($ahead, " [{source} + 4096]"),
-                    concat!($ahead, " [{source} + 4160]"),
+                    concat!($ahead, " [{source} + {ahead}]"),
+                    concat!($ahead, " [{source} + {ahead} + 64]"),
                     "vmovdqu ymm10, [{source}]",
                     "vmovdqu ymm11, [{source} + 32]",
                     "vmovdqu ymm12, [{source} + 64]",
@@ -126,15 +141,27 @@ macro_rules! fold_loop {
                     "add {target}, 128",
                     "sub {len}, 128",
                     "jnz 2b",
-                    "vmovdqu [{rest}], ymm0",
-                    "vmovdqu [{rest} + 32], ymm1",
-                    "vmovdqu [{rest} + 64], ymm2",
-                    "vmovdqu [{rest} + 96], ymm3",
-                    $fence,
+                    "vbroadcasti128 ymm8, [{fold} + 16]",
+                    "vpclmulqdq ymm4, ymm0, ymm8, 0x00",
+                    "vpclmulqdq ymm5, ymm0, ymm8, 0x11",
+                    "vbroadcasti128 ymm8, [{fold} + 32]",
+                    "vpclmulqdq ymm6, ymm1, ymm8, 0x00",
+                    "vpclmulqdq ymm7, ymm1, ymm8, 0x11",
+                    "vbroadcasti128 ymm8, [{fold} + 48]",
+                    "vpclmulqdq ymm0, ymm2, ymm8, 0x00",
+                    "vpclmulqdq ymm1, ymm2, ymm8, 0x11",
+                    "vpxor ymm4, ymm4, ymm5",
+                    "vpxor ymm6, ymm6, ymm7",
+                    "vpxor ymm0, ymm0, ymm1",
+                    "vpxor ymm3, ymm3, ymm4",
+                    "vpxor ymm0, ymm0, ymm6",
+                    "vpxor ymm3, ymm3, ymm0",
+                    "vmovdqu [{rest}], ymm3",
                     "vzeroupper",
                     fold = in(reg) FOLD.as_ptr(),
                     rest = in(reg) rest.as_mut_ptr(),
                     crc = in(reg) !crc,
+                    ahead = in(reg) ahead,
                     source = inout(reg) source => _,
                     target = inout(reg) target => _,
                     len = inout(reg) len => _,
@@ -153,15 +180,15 @@ macro_rules! fold_loop {
 
 fold_loop! {
     /// Copies and sums.
-    copy_cached, "#", "vmovdqu", ""
+    copy_cached, "#", "vmovdqu"
 }
 fold_loop! {
     /// Copies and sums; the stores go past the cache, to a target aligned to [`STREAM_ALIGN`].
-    copy_streaming, "prefetcht0", "vmovntdq", "sfence"
+    copy_streaming, "prefetcht0", "vmovntdq"
 }
 fold_loop! {
     /// Sums alone: the stores are commented out.
-    sum_only, "#", "#", ""
+    sum_only, "#", "#"
 }
 
 /// What the loops of one width are.
@@ -175,8 +202,8 @@ pub(super) struct Loops {
     move_streaming: Move,
 }
 
-type Fold = unsafe fn(*mut u8, *const u8, usize, u32) -> u32;
-type Move = unsafe fn(*mut u8, *const u8, usize);
+type Fold = unsafe fn(*mut u8, *const u8, usize, u32, usize) -> u32;
+type Move = unsafe fn(*mut u8, *const u8, usize, usize);
 
 static NARROW: Loops = Loops {
     step: STEP,
@@ -209,22 +236,41 @@ pub(super) fn all_supported() -> Vec<&'static Loops> {
     narrow.into_iter().chain(wide).collect()
 }
 
-/// Copies `len` bytes and continues `crc` over them.
+/// Copies `len` bytes and gives their sum.
 ///
 /// # Safety
 /// [`is_supported`]; `len` bytes are mapped readable at `source` and writable at `target`.
-pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, crc: u32) -> u32 {
+pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize) -> u32 {
     // SAFETY: the caller's; `loops` asked for the rest.
-    unsafe { loops().copy(target, source, len, crc) }
+    unsafe { loops().copy(target, source, len) }
 }
 
-/// Copies `len` bytes without a sum, past the cache if they are many.
+/// Copies `len` bytes past the cache and gives their sum. A fence of stores has to follow.
 ///
 /// # Safety
 /// [`is_supported`]; `len` bytes are mapped readable at `source` and writable at `target`.
-pub(super) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
+pub(super) unsafe fn copy_past(
+    target: *mut u8,
+    source: *const u8,
+    len: usize,
+    next: Option<Source<'_>>,
+) -> u32 {
     // SAFETY: the caller's; `loops` asked for the rest.
-    unsafe { loops().stream(target, source, len) }
+    unsafe { loops().copy_past(target, source, len, next) }
+}
+
+/// Copies `len` bytes past the cache without a sum. A fence of stores has to follow.
+///
+/// # Safety
+/// [`is_supported`]; `len` bytes are mapped readable at `source` and writable at `target`.
+pub(super) unsafe fn stream(
+    target: *mut u8,
+    source: *const u8,
+    len: usize,
+    next: Option<Source<'_>>,
+) {
+    // SAFETY: the caller's; `loops` asked for the rest.
+    unsafe { loops().stream(target, source, len, next) }
 }
 
 /// Continues `crc` over `len` bytes.
@@ -240,25 +286,12 @@ impl Loops {
     /// # Safety
     /// The processor has these loops; `len` bytes are mapped readable at `source` and writable at
     /// `target`.
-    pub(super) unsafe fn copy(
-        &self,
-        target: *mut u8,
-        source: *const u8,
-        len: usize,
-        mut crc: u32,
-    ) -> u32 {
-        let mut done = 0;
-        if let Some((head, bulk)) = self.stretch(target, len) {
-            // SAFETY: the first bytes of the same ranges.
-            crc = unsafe { super::bounce::<REST>(Some(target), source, head, crc) };
-            let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
-            // SAFETY: inside the ranges, aligned after the head, and at least two steps.
-            crc = unsafe { (self.copy_streaming)(to, from, bulk, crc) };
-            done = head + bulk;
-        } else if len >= 2 * self.step {
+    pub(super) unsafe fn copy(&self, target: *mut u8, source: *const u8, len: usize) -> u32 {
+        let (mut done, mut crc) = (0, 0);
+        if len >= 2 * self.step {
             done = len / self.step * self.step;
             // SAFETY: the first bytes of the same ranges, at least two steps.
-            crc = unsafe { (self.copy_cached)(target, source, done, crc) };
+            crc = unsafe { (self.copy_cached)(target, source, done, crc, 0) };
         }
         let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
         // SAFETY: the rest of the same ranges.
@@ -268,7 +301,41 @@ impl Loops {
     /// # Safety
     /// The processor has these loops; `len` bytes are mapped readable at `source` and writable at
     /// `target`.
-    pub(super) unsafe fn stream(&self, target: *mut u8, source: *const u8, len: usize) {
+    pub(super) unsafe fn copy_past(
+        &self,
+        target: *mut u8,
+        source: *const u8,
+        len: usize,
+        next: Option<Source<'_>>,
+    ) -> u32 {
+        let Some((head, bulk)) = self.stretch(target, len) else {
+            // SAFETY: the caller's.
+            return unsafe { self.copy(target, source, len) };
+        };
+        // SAFETY: the first bytes of the same ranges.
+        let mut crc = unsafe { super::bounce::<REST>(Some(target), source, head, 0) };
+        let mut done = head;
+        for (len, ahead) in self.strides(source.wrapping_add(head), bulk, next) {
+            let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
+            // SAFETY: inside the ranges, aligned after the head, and at least two steps.
+            crc = unsafe { (self.copy_streaming)(to, from, len, crc, ahead) };
+            done += len;
+        }
+        let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
+        // SAFETY: the rest of the same ranges.
+        unsafe { super::bounce::<REST>(Some(to), from, len - done, crc) }
+    }
+
+    /// # Safety
+    /// The processor has these loops; `len` bytes are mapped readable at `source` and writable at
+    /// `target`.
+    pub(super) unsafe fn stream(
+        &self,
+        target: *mut u8,
+        source: *const u8,
+        len: usize,
+        next: Option<Source<'_>>,
+    ) {
         let (head, bulk) = self.stretch(target, len).unwrap_or((0, 0));
         // Nothing is the common length: an empty `rep movsb` takes as long as some hundred bytes of the loop.
         let odd_bytes = |at: usize, len: usize| {
@@ -278,23 +345,43 @@ impl Loops {
             }
         };
         odd_bytes(0, head);
-        if bulk > 0 {
-            let (to, from) = (target.wrapping_add(head), source.wrapping_add(head));
+        let mut done = head;
+        for (len, ahead) in self.strides(source.wrapping_add(head), bulk, next) {
+            let (to, from) = (target.wrapping_add(done), source.wrapping_add(done));
             // SAFETY: inside the ranges, aligned after the head, and at least two steps.
-            unsafe { (self.move_streaming)(to, from, bulk) };
+            unsafe { (self.move_streaming)(to, from, len, ahead) };
+            done += len;
         }
-        odd_bytes(head + bulk, len - head - bulk);
+        odd_bytes(done, len - done);
     }
 
-    /// What of `len` bytes goes past the cache: where it begins, aligned as the stores need it, and how long
+    /// What of `len` bytes can go past the cache: where it begins, aligned as the stores need it, and how long
     /// it is, at least two steps. None of few bytes.
     fn stretch(&self, target: *mut u8, len: usize) -> Option<(usize, usize)> {
-        if len < STREAM_FROM {
-            return None;
-        }
         let head = target.align_offset(self.stream_align);
         let bulk = len.checked_sub(head)? / self.step * self.step;
         (bulk >= 2 * self.step).then_some((head, bulk))
+    }
+
+    /// Cuts a stretch from `source` on by what is fetched meanwhile: the lengths, and how far ahead of the source it
+    /// lies. That is a page, and while the last page moves, what comes `next`.
+    fn strides(
+        &self,
+        source: *const u8,
+        len: usize,
+        next: Option<Source<'_>>,
+    ) -> impl Iterator<Item = (usize, usize)> {
+        let strides = match next {
+            // Without anything to fetch: what is fetched is what is read.
+            None => [(len, if len > PAGE { PAGE } else { 0 }), (0, 0)],
+            Some(next) => {
+                let rest = len.checked_sub(PAGE).filter(|rest| *rest >= 2 * self.step);
+                let rest = rest.unwrap_or(0);
+                let last = source.addr().wrapping_add(rest);
+                [(rest, PAGE), (len - rest, next.addr().wrapping_sub(last))]
+            }
+        };
+        strides.into_iter().filter(|(len, _)| *len > 0)
     }
 
     /// # Safety
@@ -304,7 +391,7 @@ impl Loops {
         if len >= 2 * self.step {
             done = len / self.step * self.step;
             // SAFETY: the first bytes of the same range, at least two steps; nothing is stored.
-            crc = unsafe { (self.sum_only)(std::ptr::null_mut(), source, done, crc) };
+            crc = unsafe { (self.sum_only)(std::ptr::null_mut(), source, done, crc, 0) };
         }
         // SAFETY: the rest of the same range.
         unsafe { super::bounce::<REST>(None, source.wrapping_add(done), len - done, crc) }

@@ -32,7 +32,8 @@ proptest! {
 
     #[test]
     fn a_copy_moves_its_bytes_and_no_others(
-        len in lengths(), from in 0..70_usize, to in 0..70_usize, seed: u8, way in 0..3_u8,
+        len in lengths(), from in 0..70_usize, to in 0..70_usize, seed: u8, way in 0..3_u8, past: bool,
+        next in proptest::option::of(0..700_usize),
     ) {
         let source = pattern(from + len + 70, seed);
         let before = pattern(to + len + 70, !seed);
@@ -41,11 +42,14 @@ proptest! {
             Target::from_slice(&mut target).part(to, len).expect("inside"),
             Source::from_slice(&source).part(from, len).expect("inside"),
         );
+        // What comes next may lie anywhere, also behind the end of this one or in the middle of it.
+        let next = next.map(|from| Source::from_slice(&source[from.min(source.len())..]));
+        let copies = Copies { past_cache: past };
         match way {
             0 => copy(ends.0, ends.1),
-            1 => copy_past(ends.0, ends.1),
+            1 => copies.copy(ends.0, ends.1, next),
             _ => {
-                let crc = copy_crc(ends.0, ends.1, 0);
+                let crc = copies.copy_crc(ends.0, ends.1, next);
                 prop_assert_eq!(crc, crc32c::crc32c(&source[from..from + len]));
             }
         }
@@ -60,17 +64,12 @@ proptest! {
         let mut ends = cuts;
         ends.push(bytes.len());
         ends.sort_unstable();
-        let (mut summed, mut copied, mut start) = (0, 0, 0);
-        let mut target = vec![0; bytes.len()];
+        let (mut summed, mut start) = (0, 0);
         for end in ends {
-            let part = Source::from_slice(&bytes[start..end]);
-            summed = crc(part, summed);
-            copied = copy_crc(Target::from_slice(&mut target[start..end]), part, copied);
+            summed = crc(Source::from_slice(&bytes[start..end]), summed);
             start = end;
         }
-        let whole = crc32c::crc32c(&bytes);
-        prop_assert_eq!((summed, copied), (whole, whole));
-        prop_assert!(target == bytes);
+        prop_assert_eq!(summed, crc32c::crc32c(&bytes));
     }
 
     #[test]
@@ -96,34 +95,55 @@ fn loops_of_every_width_agree() {
     let source = pattern(70_000, 3);
     let mut target = vec![0; source.len()];
     for loops in fold::all_supported() {
-        for len in [0, 1, 511, 512, 513, 1024, 9000, 32 << 10, 50_001] {
+        for len in [
+            0,
+            1,
+            511,
+            512,
+            513,
+            1024,
+            4096,
+            4700,
+            9000,
+            32 << 10,
+            50_001,
+        ] {
             for (from, to) in [(0, 0), (1, 0), (0, 1), (33, 64), (5, 6)] {
                 let expected = &source[from..from + len];
-                target.fill(0);
-                // SAFETY: both ranges have `len` bytes, and the loops are supported.
-                let copied = unsafe {
-                    loops.copy(target[to..to + len].as_mut_ptr(), expected.as_ptr(), len, 7)
-                };
-                // SAFETY: as above.
+                // SAFETY: the range has `len` bytes, and the loops are supported.
                 let summed = unsafe { loops.sum(expected.as_ptr(), len, 7) };
-                let crc = crc32c::crc32c_append(7, expected);
                 assert_eq!(
-                    (copied, summed),
-                    (crc, crc),
-                    "{len} bytes from {from} to {to}"
+                    summed,
+                    crc32c::crc32c_append(7, expected),
+                    "{len} bytes from {from}"
                 );
-                assert_eq!(&target[to..to + len], expected);
-                assert!(
-                    target[..to]
-                        .iter()
-                        .chain(&target[to + len..])
-                        .all(|byte| *byte == 0)
-                );
-                target.fill(0);
-                // SAFETY: as above.
-                unsafe { loops.stream(target[to..].as_mut_ptr(), expected.as_ptr(), len) };
-                assert_eq!(&target[to..to + len], expected);
-                assert!(target[to + len..].iter().all(|byte| *byte == 0));
+                let next = Some(Source::from_slice(&source));
+                for way in 0..5 {
+                    target.fill(0);
+                    let (start, end) = (target[to..].as_mut_ptr(), expected.as_ptr());
+                    let crc = match way {
+                        // SAFETY: both ranges have `len` bytes, and the loops are supported.
+                        0 => Some(unsafe { loops.copy(start, end, len) }),
+                        // SAFETY: as above.
+                        1 => Some(unsafe { loops.copy_past(start, end, len, None) }),
+                        // SAFETY: as above.
+                        2 => Some(unsafe { loops.copy_past(start, end, len, next) }),
+                        _ => {
+                            let next = next.filter(|_| way == 4);
+                            // SAFETY: as above.
+                            unsafe { loops.stream(start, end, len, next) };
+                            None
+                        }
+                    };
+                    let case = format!("{len} bytes from {from} to {to}, by way {way}");
+                    assert!(
+                        crc.is_none_or(|crc| crc == crc32c::crc32c(expected)),
+                        "{case}"
+                    );
+                    assert_eq!(&target[to..to + len], expected, "{case}");
+                    let mut outside = target[..to].iter().chain(&target[to + len..]);
+                    assert!(outside.all(|byte| *byte == 0), "{case}");
+                }
             }
         }
     }
@@ -161,7 +181,8 @@ fn a_racing_writer_makes_mixtures_but_never_a_wrong_checksum() {
             // Below and above the size from which stores go past the cache.
             let part = if round % 2 == 0 { len } else { 20_000 };
             let source = source.part(0, part).expect("inside");
-            let crc = copy_crc(Target::from_slice(&mut target[..part]), source, 0);
+            let end = Target::from_slice(&mut target[..part]);
+            let crc = Copies::of(part as u64).copy_crc(end, source, None);
             assert_eq!(crc, crc32c::crc32c(&target[..part]));
         }
         stop.store(true, Ordering::Relaxed);

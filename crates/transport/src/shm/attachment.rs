@@ -10,9 +10,9 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use layercake_protocol::ids::{Capability, EngineId, Generation, RegionId};
+use layercake_protocol::ids::{Capability, EngineId, RegionId};
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::SealFlags;
 use rustix::process::Pid;
@@ -26,7 +26,7 @@ use super::table::{Entry, PeerTable};
 use super::wire::Message;
 use crate::batch::{Direction, RemoteSlice};
 use crate::error::Refusal;
-use crate::memory::{TAG_GRANULE, check_tags, claim_tags, confirm_tags, tag_granules};
+use crate::memory::{TAG_GRANULE, tag_granules};
 use crate::racy::Target;
 
 /// See the module's text.
@@ -212,53 +212,10 @@ impl RegionView {
         }
     }
 
-    /// Reads the tags of a range that was checked, once for each line of the cache, and does nothing
-    /// with them: they lie apart from each other and from the bytes, and waiting for them one piece at a
-    /// time would cost as much as copying several kilobytes. These loads depend on nothing, so the
-    /// processor has those of many pieces under way at once.
-    pub(super) fn warm_tags(&self, offset: u64, len: u64) {
-        let Ok(tags) = self.tags() else {
-            return;
-        };
-        let granules = tag_granules(offset, len);
-        for granule in granules.step_by(8) {
-            if let Some(tag) = tags.words().get(granule) {
-                // Kept, though nobody looks at it.
-                std::hint::black_box(tag.load(Ordering::Relaxed));
-            }
-        }
-    }
-
-    /// The tag rule before the first byte of a range that was checked.
-    pub(super) fn check_before(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len: u64,
-        generation: Generation,
-    ) -> Result<(), Refusal> {
+    /// The tags of the granules that a range touches; refused where there are none. The range was checked.
+    pub(super) fn tags_of(&self, offset: u64, len: u64) -> Result<&[AtomicU64], Refusal> {
         let tags = self.tags()?.words();
-        let tags = tags.get(tag_granules(offset, len)).ok_or(Refusal::NoTags)?;
-        match direction {
-            Direction::Read => check_tags(tags, generation),
-            Direction::Write => claim_tags(tags, generation),
-        }
-    }
-
-    /// The tag rule after the last byte.
-    pub(super) fn check_after(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len: u64,
-        generation: Generation,
-    ) -> Result<(), Refusal> {
-        let tags = self.tags()?.words();
-        let tags = tags.get(tag_granules(offset, len)).ok_or(Refusal::NoTags)?;
-        match direction {
-            Direction::Read => check_tags(tags, generation),
-            Direction::Write => confirm_tags(tags, generation),
-        }
+        tags.get(tag_granules(offset, len)).ok_or(Refusal::NoTags)
     }
 
     fn tags(&self) -> Result<&View, Refusal> {

@@ -23,11 +23,8 @@ use crate::config::TransportKind;
 use crate::copy_pool::{Moved, Part, PartMover, Results};
 use crate::error::{PieceError, Refusal};
 use crate::job::{Job, PieceSet};
+use crate::mapped::{Few, MappedCopy, MappedPart, TOGETHER};
 use crate::racy::{self, Source, Target, fence_after, fence_before};
-
-/// Parts that are validated before the first of them moves, so that what their tags lie in has been fetched. On the
-/// stack: a unit asks for no memory.
-const LOCATED: usize = 32;
 
 /// A region and the capability that it was asked for with.
 pub(super) type Key = (RegionId, Capability);
@@ -111,61 +108,78 @@ impl ShmMover {
         if !self.attachment.is_current(view) {
             return Err(self.refuse(part, Refusal::UnknownRegion));
         }
-        let offset = remote.offset + part.offset;
-        if remote.generation.is_some() {
-            view.warm_tags(offset, part.len);
-        }
         Ok(Place {
             piece,
             view,
-            offset,
+            offset: remote.offset + part.offset,
             part,
         })
     }
 
-    /// The tag rule, before and after; nothing to check without a generation.
-    fn check_tags(&self, job: &Job, place: &Place<'_>, before: bool) -> Result<(), Moved> {
-        let Some(generation) = place.piece.remote.generation else {
-            return Ok(());
-        };
-        if !self.context.config.generation_checks {
-            return Ok(());
-        }
+    /// The ends of a part in a region that is mapped here; its pages are there from here on.
+    fn map<'a>(
+        &self,
+        direction: Direction,
+        place: &Place<'a>,
+        memory: &'a View,
+    ) -> Result<MappedPart<'a>, Moved> {
         let (offset, len) = (place.offset, place.part.len);
-        let direction = job.direction();
-        let checked = if before {
-            place.view.check_before(direction, offset, len, generation)
-        } else {
-            place.view.check_after(direction, offset, len, generation)
+        let generation = place.piece.remote.generation;
+        let checks = self.context.config.generation_checks;
+        let tags = match generation.filter(|_| checks) {
+            Some(generation) => {
+                let tags = place.view.tags_of(offset, len);
+                let tags = tags.map_err(|refusal| self.refuse(place.part, refusal))?;
+                Some((tags, generation))
+            }
+            None => None,
         };
-        checked.map_err(|refusal| self.refuse(place.part, refusal))
+        memory.make_present(offset, len);
+        let ends = match direction {
+            Direction::Read => (Some(local_target(place)), memory.source(offset, len)),
+            Direction::Write => (memory.target(offset, len), Some(local_source(place))),
+        };
+        let (Some(target), Some(source)) = ends else {
+            return Err(self.refuse(place.part, Refusal::OutOfBounds));
+        };
+        Ok(MappedPart::new(target, source, tags))
     }
 
-    fn copy_mapped(&self, job: &Job, place: &Place<'_>, memory: &View) -> Result<u32, Moved> {
-        self.check_tags(job, place, true)?;
-        let outside = || self.refuse(place.part, Refusal::OutOfBounds);
-        let (offset, len) = (place.offset, place.part.len);
-        memory.make_present(offset, len);
-        let (target, source) = match job.direction() {
-            Direction::Read => (
-                local_target(place),
-                memory.source(offset, len).ok_or_else(outside)?,
-            ),
-            Direction::Write => (
-                memory.target(offset, len).ok_or_else(outside)?,
-                local_source(place),
-            ),
-        };
-        fence_before();
-        let crc = if job.wants_checksum() {
-            racy::copy_crc(target, source, 0)
-        } else {
-            racy::copy_past(target, source);
-            0
-        };
-        fence_after();
-        self.check_tags(job, place, false)?;
-        Ok(crc)
+    /// Moves a few parts and adds a result for each. Those that are reached by address are kept for later instead, with
+    /// the places of their results.
+    fn move_few<'a>(
+        &'a self,
+        job: &'a Job,
+        parts: &'a [Part],
+        moved: &mut Results,
+        by_address: &mut Vec<(usize, Place<'a>)>,
+    ) {
+        let mut mapped = Few::new();
+        let mut views: Few<Result<&RegionView, Moved>> = Few::new();
+        for part in parts {
+            let place = self.locate(job, part);
+            views.push(place.and_then(|place| match &place.view.backing {
+                Backing::Mapped { memory, .. } => {
+                    mapped.push(self.map(job.direction(), &place, memory)?);
+                    Ok(place.view)
+                }
+                Backing::ByAddress => {
+                    by_address.push((moved.len() + views.len(), place));
+                    Err(Moved::HandBack)
+                }
+            }));
+        }
+        let copied = MappedCopy::of(job).run(&mapped);
+        let mut copied = copied.iter();
+        for (part, view) in parts.iter().zip(&views) {
+            moved.push(match view {
+                Err(reason) => *reason,
+                Ok(view) => match copied.next().expect("one result for each") {
+                    Ok(crc) => self.recheck(view, Moved::Done(*crc)),
+                    Err(refusal) => self.refuse(part, *refusal),
+                },
+            });
+        }
     }
 
     /// Moves the parts whose memory is reached by address, all in as few calls as possible.
@@ -174,13 +188,11 @@ impl ShmMover {
             return vec![Moved::HandBack; places.len()];
         }
         // Such regions have no tags: a generation can't be checked.
-        let tags: Vec<_> = places
-            .iter()
-            .map(|place| self.check_tags(job, place, true))
-            .collect();
+        let checks = self.context.config.generation_checks;
+        let untagged = |place: &Place<'_>| !checks || place.piece.remote.generation.is_none();
         let sums = job.wants_checksum();
         let (mut ranges, mut crcs) = (Vec::new(), Vec::new());
-        for (place, _) in places.iter().zip(&tags).filter(|(_, tags)| tags.is_ok()) {
+        for place in places.iter().filter(|place| untagged(place)) {
             let remote = place.view.entry.base.wrapping_add(place.offset);
             ranges.push(match job.direction() {
                 Direction::Read => Range::Read {
@@ -220,22 +232,16 @@ impl ShmMover {
             }
         });
         let mut next = || moved.next().unwrap_or(Moved::HandBack);
-        tags.into_iter()
-            .map(|tags| tags.map_or_else(|refused| refused, |()| next()))
+        places
+            .iter()
+            .map(|place| {
+                if untagged(place) {
+                    next()
+                } else {
+                    self.refuse(place.part, Refusal::NoTags)
+                }
+            })
             .collect()
-    }
-}
-
-/// Has the bytes fetched that are read first when this part is copied.
-fn prefetch(direction: Direction, place: &Place<'_>) {
-    match (direction, &place.view.backing) {
-        (Direction::Write, Backing::Mapped { .. }) => racy::prefetch(local_source(place)),
-        (Direction::Read, Backing::Mapped { memory, .. }) => {
-            if let Some(source) = memory.source(place.offset, place.part.len) {
-                racy::prefetch(source);
-            }
-        }
-        (_, Backing::ByAddress) => {}
     }
 }
 
@@ -261,35 +267,14 @@ impl PartMover for ShmMover {
         let slot = self.attachment.slots.raise();
         let mut by_address = Vec::new();
         let first = moved.len();
-        let mut located = SmallVec::<[_; LOCATED]>::new();
-        for parts in parts.chunks(LOCATED) {
-            located.extend(parts.iter().map(|part| self.locate(job, part)));
-            let mut places = located.drain(..).peekable();
-            while let Some(place) = places.next() {
-                if let Some(Ok(next)) = places.peek() {
-                    prefetch(job.direction(), next);
-                }
-                match place {
-                    Err(reason) => moved.push(reason),
-                    Ok(place) => match &place.view.backing {
-                        Backing::Mapped { memory, .. } => {
-                            let copied = self.copy_mapped(job, &place, memory);
-                            let copied = copied.map(|crc| self.recheck(&place, Moved::Done(crc)));
-                            moved.push(copied.unwrap_or_else(|reason| reason));
-                        }
-                        Backing::ByAddress => {
-                            moved.push(Moved::HandBack);
-                            by_address.push((moved.len() - 1, place));
-                        }
-                    },
-                }
-            }
+        for parts in parts.chunks(TOGETHER) {
+            self.move_few(job, parts, moved, &mut by_address);
         }
         if !by_address.is_empty() {
             let (at, places): (Vec<_>, Vec<_>) = by_address.into_iter().unzip();
             let results = self.copy_by_address(job, &places);
             for ((at, place), result) in at.into_iter().zip(&places).zip(results) {
-                moved[at] = self.recheck(place, result);
+                moved[at] = self.recheck(place.view, result);
             }
         }
         debug_assert_eq!(moved.len() - first, parts.len());
@@ -329,9 +314,9 @@ impl PartMover for ShmMover {
 impl ShmMover {
     /// What a part came to, now that its bytes have moved: it counts only if its region is still
     /// there.
-    fn recheck(&self, place: &Place<'_>, moved: Moved) -> Moved {
+    fn recheck(&self, view: &RegionView, moved: Moved) -> Moved {
         match moved {
-            Moved::Done(_) if !self.attachment.is_current(place.view) => {
+            Moved::Done(_) if !self.attachment.is_current(view) => {
                 Moved::Failed(PieceError::Refused(Refusal::UnknownRegion))
             }
             moved => moved,

@@ -80,6 +80,10 @@ pub const CASES: &[Case] = &[
         failures::a_fenced_place_refuses_earlier_generations,
     ),
     (
+        "a_piece_that_another_of_its_batch_overtakes_does_not_land_behind_it",
+        failures::a_piece_that_another_of_its_batch_overtakes_does_not_land_behind_it,
+    ),
+    (
         "a_stale_part_fails_the_whole_piece",
         failures::a_stale_part_fails_the_whole_piece,
     ),

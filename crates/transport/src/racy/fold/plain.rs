@@ -12,14 +12,14 @@ macro_rules! stream_loop {
         /// The processor has such registers; `len` is a positive multiple of four of them; `len` bytes are
         /// mapped readable at `source` and writable at `target`, which is aligned to one.
         #[inline(never)]
-        pub(super) unsafe fn $name(target: *mut u8, source: *const u8, len: usize) {
+        pub(super) unsafe fn $name(target: *mut u8, source: *const u8, len: usize, ahead: usize) {
             // SAFETY: reads and writes step through exactly `len` bytes of both ranges; fetching ahead
             // touches nothing, mapped or not. Whole vector registers are named as clobbered by their low
             // parts; `vzeroupper` leaves none of the upper parts in use.
             unsafe {
                 asm!(
                     "2:",
-                    $(concat!("prefetcht0 [{source} + ", $ahead, "]"),)+
+                    $(concat!("prefetcht0 [{source} + {ahead} + ", $ahead, "]"),)+
                     concat!($load, " ", $register, "0, [{source}]"),
                     concat!($load, " ", $register, "1, [{source} + ", $width, "]"),
                     concat!($load, " ", $register, "2, [{source} + 2 * ", $width, "]"),
@@ -32,8 +32,8 @@ macro_rules! stream_loop {
                     concat!("add {target}, 4 * ", $width),
                     concat!("sub {len}, 4 * ", $width),
                     "jnz 2b",
-                    "sfence",
                     "vzeroupper",
+                    ahead = in(reg) ahead,
                     source = inout(reg) source => _,
                     target = inout(reg) target => _,
                     len = inout(reg) len => _,
@@ -47,9 +47,9 @@ macro_rules! stream_loop {
 
 stream_loop! {
     /// On 256-bit registers, two lines of the cache at a time.
-    narrow, "ymm", "vmovdqu", "32", "4096" "4160"
+    narrow, "ymm", "vmovdqu", "32", "0" "64"
 }
 stream_loop! {
     /// On 512-bit registers, four lines of the cache at a time.
-    wide, "zmm", "vmovdqu64", "64", "4096" "4160" "4224" "4288"
+    wide, "zmm", "vmovdqu64", "64", "0" "64" "128" "192"
 }

@@ -14,7 +14,13 @@ pub(super) const STEP: usize = 256;
 /// Alignment that stores past the cache need.
 pub(super) const STREAM_ALIGN: usize = 64;
 
-static FOLD: [u64; 2] = fold_constants(STEP);
+/// By a step, and by what lies between each of the first registers and the last.
+static FOLD: [[u64; 2]; 4] = [
+    fold_constants(STEP),
+    fold_constants(STEP * 3 / 4),
+    fold_constants(STEP / 2),
+    fold_constants(STEP / 4),
+];
 
 /// Whether this processor has what the loops below use.
 pub(super) fn is_supported() -> bool {
@@ -22,7 +28,7 @@ pub(super) fn is_supported() -> bool {
 }
 
 macro_rules! fold_loop {
-    ($(#[$doc:meta])* $name:ident, $ahead:literal, $store:literal, $fence:literal) => {
+    ($(#[$doc:meta])* $name:ident, $ahead:literal, $store:literal) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -34,9 +40,10 @@ macro_rules! fold_loop {
             source: *const u8,
             len: usize,
             crc: u32,
+            ahead: usize,
         ) -> u32 {
-            let mut rest = [0_u8; STEP];
-            // SAFETY: as for the loops of 256 bits, with 256 bytes a step and in `rest`.
+            let mut rest = [0_u8; STEP / 4];
+            // SAFETY: as for the loops of 256 bits, with 256 bytes a step and 64 in `rest`.
             unsafe {
                 asm!(
                     "vbroadcasti32x4 zmm8, [{fold}]",
@@ -54,10 +61,10 @@ macro_rules! fold_loop {
                     "add {target}, 256",
                     "sub {len}, 256",
                     "2:",
-                    concat!($ahead, " [{source} + 4096]"),
-                    concat!($ahead, " [{source} + 4160]"),
-                    concat!($ahead, " [{source} + 4224]"),
-                    concat!($ahead, " [{source} + 4288]"),
+                    concat!($ahead, " [{source} + {ahead}]"),
+                    concat!($ahead, " [{source} + {ahead} + 64]"),
+                    concat!($ahead, " [{source} + {ahead} + 128]"),
+                    concat!($ahead, " [{source} + {ahead} + 192]"),
                     "vmovdqu64 zmm10, [{source}]",
                     "vmovdqu64 zmm11, [{source} + 64]",
                     "vmovdqu64 zmm12, [{source} + 128]",
@@ -82,15 +89,24 @@ macro_rules! fold_loop {
                     "add {target}, 256",
                     "sub {len}, 256",
                     "jnz 2b",
-                    "vmovdqu64 [{rest}], zmm0",
-                    "vmovdqu64 [{rest} + 64], zmm1",
-                    "vmovdqu64 [{rest} + 128], zmm2",
-                    "vmovdqu64 [{rest} + 192], zmm3",
-                    $fence,
+                    "vbroadcasti32x4 zmm8, [{fold} + 16]",
+                    "vpclmulqdq zmm4, zmm0, zmm8, 0x00",
+                    "vpclmulqdq zmm5, zmm0, zmm8, 0x11",
+                    "vbroadcasti32x4 zmm8, [{fold} + 32]",
+                    "vpclmulqdq zmm6, zmm1, zmm8, 0x00",
+                    "vpclmulqdq zmm7, zmm1, zmm8, 0x11",
+                    "vbroadcasti32x4 zmm8, [{fold} + 48]",
+                    "vpclmulqdq zmm0, zmm2, zmm8, 0x00",
+                    "vpclmulqdq zmm1, zmm2, zmm8, 0x11",
+                    "vpternlogq zmm3, zmm4, zmm5, 0x96",
+                    "vpternlogq zmm0, zmm6, zmm7, 0x96",
+                    "vpternlogq zmm3, zmm0, zmm1, 0x96",
+                    "vmovdqu64 [{rest}], zmm3",
                     "vzeroupper",
                     fold = in(reg) FOLD.as_ptr(),
                     rest = in(reg) rest.as_mut_ptr(),
                     crc = in(reg) !crc,
+                    ahead = in(reg) ahead,
                     source = inout(reg) source => _,
                     target = inout(reg) target => _,
                     len = inout(reg) len => _,
@@ -109,13 +125,13 @@ macro_rules! fold_loop {
 
 fold_loop! {
     /// Copies and sums.
-    copy_cached, "#", "vmovdqu64", ""
+    copy_cached, "#", "vmovdqu64"
 }
 fold_loop! {
     /// Copies and sums; the stores go past the cache, to a target aligned to [`STREAM_ALIGN`].
-    copy_streaming, "prefetcht0", "vmovntdq", "sfence"
+    copy_streaming, "prefetcht0", "vmovntdq"
 }
 fold_loop! {
     /// Sums alone: the stores are commented out.
-    sum_only, "#", "#", ""
+    sum_only, "#", "#"
 }

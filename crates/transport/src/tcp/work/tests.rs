@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::batch::{Batch, Direction, Piece, RemoteSlice};
+use crate::job::Caller;
 use crate::memory::LocalSlice;
 use crate::stats::StatsTable;
 
@@ -51,7 +52,8 @@ fn job(lens: &[u64], deadline: Duration) -> Arc<Job> {
         checksum: false,
         deadline: Some(deadline),
     };
-    Job::new(batch, deadline, Arc::new(StatsTable::default()))
+    let stats = Arc::new(StatsTable::default());
+    Job::new(batch, deadline, stats, Caller::GoesOn)
 }
 
 fn any_lens() -> impl Strategy<Value = Vec<u64>> {

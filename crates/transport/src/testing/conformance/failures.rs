@@ -5,6 +5,7 @@ use std::time::Duration;
 use layercake_protocol::ids::{Capability, Generation, RegionId};
 
 use crate::batch::{Batch, Direction, Piece, RemoteSlice};
+use crate::config::TransportKind;
 use crate::error::{PieceError, Refusal};
 use crate::memory::Access;
 use crate::testing::pattern::{self, assert_same};
@@ -196,6 +197,48 @@ pub(super) fn a_late_writer_is_refused_and_a_reader_of_a_reused_place_too(pair: 
         security,
         "a race is no attack"
     );
+}
+
+// contract: transport-6
+pub(super) fn a_piece_that_another_of_its_batch_overtakes_does_not_land_behind_it(pair: &Pair) {
+    let remote = pair.remote(12_288, Access::RemoteReadWrite);
+    let local = pair.local(20_000);
+    let bytes = pattern::fill(&local, 1);
+    for (first, generations) in [[5, 6], [8, 7]].into_iter().enumerate() {
+        let before = pattern::fill(&remote, 2);
+        // They share a granule, of which each has bytes that the other has not.
+        let pieces = vec![
+            Piece {
+                local: slice(&local, 0, 9000),
+                remote: tagged(&remote, 0, 9000, generations[0]),
+            },
+            Piece {
+                local: slice(&local, 10_000, 1000),
+                remote: tagged(&remote, 8192, 1000, generations[1]),
+            },
+        ];
+        let spans = [
+            (0..9000, &bytes[..9000]),
+            (8192..9192, &bytes[10_000..11_000]),
+        ];
+        let outcome = pair.run(Direction::Write, pieces);
+        let [later, earlier] = [1 - first, first];
+        assert!(outcome.pieces[later].is_ok(), "{outcome:?}");
+        let mut expected = before;
+        for (at, (span, bytes)) in [earlier, later].map(|at| (at, spans[at].clone())) {
+            match outcome.pieces[at] {
+                Ok(_) => expected[span].copy_from_slice(bytes),
+                Err(error) => assert_eq!(error, PieceError::Refused(Refusal::StaleGeneration)),
+            }
+        }
+        let landed = pattern::read(&remote);
+        let (span, _) = spans[later].clone();
+        assert_same(&landed[span.clone()], &expected[span], "the later writer");
+        // An owner that applies what comes over a connection claims for all of a frame before its bytes land.
+        if pair.kind != TransportKind::Tcp {
+            assert_same(&landed, &expected, "in either order");
+        }
+    }
 }
 
 pub(super) fn a_fenced_place_refuses_earlier_generations(pair: &Pair) {
