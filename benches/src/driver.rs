@@ -124,7 +124,7 @@ impl Driver {
 
     /// Moves a batch and waits for it. Anything but success by the wanted transport is an error.
     pub fn finish(&self, batch: Batch) -> Result<()> {
-        let outcome = self.engine.submit(batch).wait();
+        let outcome = self.engine.submit_awaited(batch).wait();
         if let Some(error) = outcome.first_error() {
             return Err(error).context(format!("a batch over {}", self.kind));
         }

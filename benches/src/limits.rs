@@ -4,6 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
@@ -65,18 +66,74 @@ impl PlainCopy {
 
     /// Copies everything once and returns how long that took, without what it takes to have the threads.
     pub fn run(&self, source: &[u8], destination: &mut [u8]) -> Duration {
-        let len = self.len;
         let stretches = destination.chunks_mut(self.stretch);
-        let works = self.shares.iter().zip(stretches).map(|(places, to)| {
-            move || {
-                for place in places {
-                    to[place.to..place.to + len]
-                        .copy_from_slice(&source[place.from..place.from + len]);
-                }
-            }
-        });
+        let works = self.shares.iter().zip(stretches);
+        let works = works.map(|(places, to)| move || self.copy(places, source, to));
         at_once(works.collect()).0
     }
+
+    /// The same by `threads` that sleep until they are wanted, like those of any program that does not copy all the time.
+    /// Who wants them takes part, and all take the next share. They are asleep when `before` runs, and the clock starts
+    /// behind it.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "nothing tells that a thread has fallen asleep"
+    )]
+    pub fn run_woken(
+        &self,
+        threads: usize,
+        source: &[u8],
+        destination: &mut [u8],
+        before: impl FnOnce(),
+    ) -> Duration {
+        // None before the copy begins.
+        let (shares, wanted) = (Mutex::new(None::<Vec<_>>), Condvar::new());
+        let copy_all = || {
+            let mut end = None;
+            loop {
+                let share = lock(&shares).as_mut().and_then(Vec::pop);
+                let Some((places, to)) = share else {
+                    return end;
+                };
+                self.copy(places, source, to);
+                end = Some(Instant::now());
+            }
+        };
+        std::thread::scope(|scope| {
+            let sleep = || {
+                let waiting = lock(&shares);
+                drop(wanted.wait_while(waiting, |shares| shares.is_none()));
+                copy_all()
+            };
+            let sleepers: Vec<_> = (1..threads).map(|_| scope.spawn(sleep)).collect();
+            // More than they need to fall asleep.
+            std::thread::sleep(Duration::from_millis(2));
+            before();
+            let stretches = destination.chunks_mut(self.stretch);
+            let all = self.shares.iter().map(Vec::as_slice).zip(stretches);
+            let all: Vec<_> = all.collect();
+            let start = Instant::now();
+            *lock(&shares) = Some(all);
+            wanted.notify_all();
+            let mine = copy_all();
+            let ends = sleepers
+                .into_iter()
+                .map(|sleeper| sleeper.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            // A thread that came too late for a share held nobody up.
+            ends.chain([mine]).flatten().max().unwrap_or(start) - start
+        })
+    }
+
+    fn copy(&self, places: &[Scatter], source: &[u8], to: &mut [u8]) {
+        for place in places {
+            to[place.to..place.to + self.len]
+                .copy_from_slice(&source[place.from..place.from + self.len]);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Does all of this at once, each on a thread of its own that is there and awake before the clock starts, and
@@ -258,8 +315,11 @@ mod tests {
             let copy = PlainCopy::new(&places, LEN, threads);
             assert!(copy.shares.len() <= threads);
             copy.run(&source, &mut target);
+            let mut woken = vec![0; source.len()];
+            copy.run_woken(threads, &source, &mut woken, || ());
             for Scatter { from, to } in places {
                 assert_eq!(target[to..to + LEN], source[from..from + LEN]);
+                assert_eq!(woken[to..to + LEN], source[from..from + LEN]);
             }
         }
     }

@@ -18,8 +18,14 @@ pub(crate) struct Shape {
     /// The same bytes, copied from where they come to where they go when they are written, and when they are read:
     /// what is written comes from all places in turn, what is read goes there.
     copy: [PlainCopy; 2],
+    /// The same, cut as a transfer is, for threads that take what is next.
+    copy_in_units: [PlainCopy; 2],
+    threads: usize,
     many: bool,
 }
+
+/// Bytes that a thread takes at a time.
+const UNIT: u64 = 256 << 10;
 
 impl Shape {
     pub(crate) fn new(len: u64, many: bool) -> Self {
@@ -37,10 +43,13 @@ impl Shape {
         } else {
             1
         };
-        let copy = |places: &[Scatter]| PlainCopy::new(places, as_usize(len), threads);
+        let copy = |places: &[Scatter], cuts| PlainCopy::new(places, as_usize(len), cuts);
+        let units = as_usize((len * count).div_ceil(UNIT)).max(threads);
         Self {
             len,
-            copy: [copy(&places), copy(&back)],
+            copy: [copy(&places, threads), copy(&back, threads)],
+            copy_in_units: [copy(&places, units), copy(&back, units)],
+            threads,
             places,
             many,
         }
@@ -64,13 +73,21 @@ impl Shape {
         }
     }
 
-    /// A plain copy by as many threads as a transfer has.
+    /// A plain copy by as many threads as a transfer has, awake when the clock starts.
     pub(crate) fn copy(&self, source: &[u8], target: &mut [u8], direction: Direction) -> Duration {
-        let [write, read] = &self.copy;
-        match direction {
-            Direction::Write => write.run(source, target),
-            Direction::Read => read.run(source, target),
-        }
+        of(&self.copy, direction).run(source, target)
+    }
+
+    /// The same by threads that sleep until then, as a transfer's do. `before` runs when they are asleep.
+    pub(crate) fn copy_woken(
+        &self,
+        source: &[u8],
+        target: &mut [u8],
+        direction: Direction,
+        before: impl FnOnce(),
+    ) -> Duration {
+        let copy = of(&self.copy_in_units, direction);
+        copy.run_woken(self.threads, source, target, before)
     }
 
     pub(crate) fn sockets(&self, pace: Pace) -> std::io::Result<RawSockets> {
@@ -111,6 +128,13 @@ impl Shape {
             mebibytes => format!("{mebibytes} MiB"),
         };
         format!("{} x {size}", if self.many { self.places.len() } else { 1 })
+    }
+}
+
+fn of([write, read]: &[PlainCopy; 2], direction: Direction) -> &PlainCopy {
+    match direction {
+        Direction::Write => write,
+        Direction::Read => read,
     }
 }
 

@@ -7,7 +7,8 @@
 //! Raw sockets are measured twice: as the system makes them, and without the pacing that some congestion
 //! controls impose, which is the more they could do.
 //!
-//! Of copies and sockets only the work itself is timed: their threads are awake before the clock starts.
+//! Of copies and sockets only the work itself is timed: their threads are awake before the clock starts. Copies are
+//! measured a second time, *woken*: by threads that sleep until they are wanted, as those of a transfer do.
 
 use std::hint::black_box;
 use std::num::NonZero;
@@ -30,9 +31,11 @@ const SWEEP: usize = 128 << 20;
 const ROUNDS: usize = 3;
 
 /// Who is measured, in the order of the table's columns. Drivers are in the order of `KINDS`.
-const MEASURED: [(&str, Measured); 10] = [
+const MEASURED: [(&str, Measured); 12] = [
     ("copy w", Measured::Copy(Direction::Write)),
     ("copy r", Measured::Copy(Direction::Read)),
+    ("woken w", Measured::WokenCopy(Direction::Write)),
+    ("woken r", Measured::WokenCopy(Direction::Read)),
     ("local w", Measured::Driver(0, Direction::Write)),
     ("local r", Measured::Driver(0, Direction::Read)),
     ("shm w", Measured::Driver(1, Direction::Write)),
@@ -44,16 +47,19 @@ const MEASURED: [(&str, Measured); 10] = [
 ];
 
 /// The ratios: of which columns, and beside which, the lower one of both.
-const RATIOS: [(&str, [(usize, usize); 2]); 4] = [
-    ("local/copy", [(2, 0), (3, 1)]),
-    ("shm/copy", [(4, 0), (5, 1)]),
-    ("tcp/socket", [(8, 6), (9, 6)]),
-    ("tcp/unpaced", [(8, 7), (9, 7)]),
+const RATIOS: [(&str, [(usize, usize); 2]); 6] = [
+    ("local/copy", [(4, 0), (5, 1)]),
+    ("local/woken", [(4, 2), (5, 3)]),
+    ("shm/copy", [(6, 0), (7, 1)]),
+    ("shm/woken", [(6, 2), (7, 3)]),
+    ("tcp/socket", [(10, 8), (11, 8)]),
+    ("tcp/unpaced", [(10, 9), (11, 9)]),
 ];
 
 #[derive(Clone, Copy)]
 enum Measured {
     Copy(Direction),
+    WokenCopy(Direction),
     Socket(usize),
     Driver(usize, Direction),
 }
@@ -81,6 +87,15 @@ impl Place {
     fn measure(&mut self, what: Measured, shape: &Shape, raw: &mut [RawSockets; 2]) -> Result<f64> {
         let time = match what {
             Measured::Copy(direction) => shape.copy(&self.source, &mut self.target, direction),
+            Measured::WokenCopy(direction) => {
+                let Self {
+                    source,
+                    target,
+                    neutral,
+                    ..
+                } = self;
+                shape.copy_woken(source, target, direction, || sweep(neutral))
+            }
             Measured::Socket(pace) => shape.send(&mut raw[pace], &self.source)?,
             Measured::Driver(driver, direction) => {
                 return shape.measure(&self.machine.drivers[driver], direction, Safety::ON);
@@ -88,20 +103,20 @@ impl Place {
         };
         Ok(gigabytes_per_second(shape.bytes(), time))
     }
+}
 
-    /// Has all processors fill their caches with what is nobody's, so that everybody's bytes come from memory, also
-    /// if all of a shape would fit there, and finds the processors awake.
-    fn sweep(&self) {
-        const LINE: usize = 64;
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let works = (0..cores).map(|_| {
-            || {
-                let lines = self.neutral.iter().step_by(LINE);
-                black_box(lines.map(|byte| u64::from(*byte)).sum::<u64>());
-            }
-        });
-        at_once(works.collect());
-    }
+/// Has all processors fill their caches with what is nobody's, so that everybody's bytes come from memory, also
+/// if all of a shape would fit there, and finds the processors awake.
+fn sweep(neutral: &[u8]) {
+    const LINE: usize = 64;
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let works = (0..cores).map(|_| {
+        || {
+            let lines = neutral.iter().step_by(LINE);
+            black_box(lines.map(|byte| u64::from(*byte)).sum::<u64>());
+        }
+    });
+    at_once(works.collect());
 }
 
 /// Measures batches of many pieces, where `shapes` says so, and single ones, where it says the opposite.
@@ -124,7 +139,7 @@ pub(crate) fn run(shapes: &[bool]) -> Result<()> {
             for round in 0..ROUNDS {
                 for at in shuffled(MEASURED.len(), placement * ROUNDS + round) {
                     let (_, what) = MEASURED[at];
-                    place.sweep();
+                    sweep(&place.neutral);
                     speeds[at].push(place.measure(what, shape, &mut raw)?);
                 }
             }
