@@ -364,7 +364,10 @@ impl Conn {
         self.unanswered = 0;
         let mut total = 0;
         while self.writable && total < TURN_BYTES {
-            match self.out.send(self.stream.as_fd(), &mut scratch.spans)? {
+            match self
+                .out
+                .send(self.stream.as_fd(), &mut scratch.spans, |_, _| {})?
+            {
                 Sent::Bytes { sent, full } => {
                     self.writable = !full;
                     self.last_progress = now;

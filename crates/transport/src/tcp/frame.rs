@@ -28,9 +28,9 @@ pub(crate) const OP_LEN: usize = 32;
 /// The most operations in a frame.
 pub(crate) const MAX_OPS: usize = 512;
 
-/// The most payload bytes in a frame. Larger pieces are split; a chunk of this size stays in a
-/// core's cache between being summed and being sent.
-pub(crate) const MAX_PAYLOAD: u32 = 256 << 10;
+/// The most payload bytes in a frame. Larger pieces are split. The larger a frame, the more comes in one call
+/// and is acknowledged together, here and by the system.
+pub(crate) const MAX_PAYLOAD: u32 = 1 << 20;
 
 /// The most payload bytes that are accepted from a peer, which may choose its own limit up to this.
 pub(crate) const MAX_PAYLOAD_ACCEPTED: u32 = 1 << 20;
@@ -62,6 +62,8 @@ pub(crate) enum FrameError {
     UnknownStatus { status: u8 },
     #[error("an answer to frame {seq} where {expected:?} was due")]
     UnexpectedAnswer { seq: u64, expected: Option<u64> },
+    #[error("an answer to frame {seq} before all of that was sent")]
+    EarlyAnswer { seq: u64 },
     #[error("a frame of kind {kind:?} that this side does not take")]
     Misdirected { kind: Kind },
     #[error("an answer that does not fit its question")]

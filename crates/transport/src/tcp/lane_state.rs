@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use self::watch::Watch;
 
 use super::answer::{Answer, Step};
-use super::frame::{FrameError, Header, Kind};
+use super::frame::{FrameError, Header, Kind, MAX_OPS};
 use super::inbuf::{InBuf, Received};
 use super::lane::{Lane, Readiness};
 use super::link::Link;
-use super::out::{OutQueue, Sent};
-use super::raw::{self, Span};
+use super::out::{CALL_BYTES, OutQueue, Sent};
+use super::raw::Span;
 use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
 use crate::batch::Direction;
@@ -67,9 +67,11 @@ pub(super) struct LaneState {
     spans: Vec<Span>,
 }
 
-/// Bytes that are queued ahead of the socket: enough to keep it busy, little enough to be sent while
-/// still in a core's cache.
-const AHEAD_BYTES: usize = 256 << 10;
+/// Bytes that are queued ahead of the socket: so many that a call knows whether another one follows.
+const AHEAD_BYTES: usize = CALL_BYTES + 1;
+
+/// Bytes in the queue are labelled with the number of their frame and of their operation in it.
+const LABELS: u64 = MAX_OPS as u64;
 
 impl LaneState {
     pub(super) fn new() -> Self {
@@ -252,9 +254,20 @@ impl LaneState {
             return Ok(0);
         }
         let begun = Instant::now();
+        let first_seq = self.next_seq - self.frames.len() as u64;
+        let frames = &mut self.frames;
         let sent = self
             .out
-            .send(stream.as_fd(), &mut self.spans)
+            .send(stream.as_fd(), &mut self.spans, |label, bytes| {
+                let place = (label / LABELS).checked_sub(first_seq);
+                let in_memory = |n: u64| usize::try_from(n).ok();
+                if let (Some(place), Some(op)) =
+                    (place.and_then(in_memory), in_memory(label % LABELS))
+                    && let Some(frame) = frames.get_mut(place)
+                {
+                    frame.leaving(op, bytes);
+                }
+            })
             .map_err(lost)?;
         let (sent, full) = match sent {
             Sent::Bytes { sent, full } => (sent, full),
@@ -295,11 +308,6 @@ impl LaneState {
             self.last_progress = now;
         }
         let write = frame.job.direction() == Direction::Write;
-        if write && frame.job.wants_checksum() {
-            for op in &mut frame.ops {
-                op.crc = raw::checksum(0, op.local);
-            }
-        }
         let count = |n: usize| u16::try_from(n).expect("a frame has few operations");
         let header = Header {
             kind: match (frame.is_probe(), write) {
@@ -313,6 +321,7 @@ impl LaneState {
             seq: self.next_seq,
             payload: frame.payload,
         };
+        let label = self.next_seq * LABELS;
         self.next_seq += 1;
         let wire = &self.wire;
         self.out.push_head(|out| {
@@ -321,11 +330,11 @@ impl LaneState {
             wire.ops.iter().for_each(|op| op.encode(out));
         });
         if write {
-            frame
-                .ops
-                .iter()
-                .for_each(|op| self.out.push_memory(op.local));
+            for (op, label) in frame.ops.iter().zip(label..) {
+                self.out.push_memory(op.local, label);
+            }
         }
+        frame.end = self.out.sent() + self.out.unsent() as u64;
         self.in_flight += frame.cost();
         self.frames.push_back(frame);
     }
@@ -388,6 +397,11 @@ impl LaneState {
                     return Ok(());
                 }
                 Step::Answered => {
+                    let sent = self.out.sent();
+                    if self.frames.front().is_some_and(|frame| frame.end > sent) {
+                        // Its bytes are still named in the queue: it has its results when that is gone.
+                        return Err(FrameError::EarlyAnswer { seq: first_seq });
+                    }
                     if let Some(frame) = self.frames.pop_front() {
                         self.in_flight = self.in_flight.saturating_sub(frame.cost());
                         settled.answered.push(frame);
@@ -417,3 +431,6 @@ fn lost(error: io::Error) -> PieceError {
     tracing::debug!(%error, "a connection was lost");
     PieceError::PeerGone
 }
+
+#[cfg(test)]
+mod tests;

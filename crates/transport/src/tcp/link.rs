@@ -157,7 +157,7 @@ fn greet(
         PieceError::Unreachable
     };
     while matches!(
-        out.send(stream.as_fd(), spans).map_err(lost)?,
+        out.send(stream.as_fd(), spans, |_, _| {}).map_err(lost)?,
         Sent::Bytes { full: false, .. }
     ) {}
     loop {

@@ -13,7 +13,7 @@ use std::time::Instant;
 use layercake_protocol::checksum::combine;
 
 use super::frame::{MAX_OPS, MAX_PAYLOAD, WireOp, WireRegion};
-use super::raw::Span;
+use super::raw::{self, Span};
 use crate::error::PieceError;
 use crate::job::{Job, PieceSet};
 use crate::transfer::PieceDone;
@@ -90,7 +90,7 @@ impl Split {
 #[derive(Debug)]
 pub(super) struct FrameOp {
     pub(super) local: Span,
-    /// Continued as bytes arrive, or taken before they are sent.
+    /// Continued as bytes arrive, or before they are sent.
     pub(super) crc: u32,
     pub(super) result: Result<(), PieceError>,
     piece: u32,
@@ -106,6 +106,8 @@ pub(super) struct Frame {
     pub(super) payload: u32,
     /// The owner reports on the tags once more behind the payload of a read.
     pub(super) has_generation: bool,
+    /// What the lane has sent when all of this frame is out.
+    pub(super) end: u64,
 }
 
 impl Frame {
@@ -116,6 +118,7 @@ impl Frame {
             ops: Vec::new(),
             payload: 0,
             has_generation: false,
+            end: 0,
         }
     }
 
@@ -126,6 +129,15 @@ impl Frame {
     /// What it counts for in the window: its payload, and something for each operation.
     pub(super) fn cost(&self) -> u64 {
         u64::from(self.payload) + 64 * (self.ops.len() as u64 + 1)
+    }
+
+    /// Bytes of an operation go out next.
+    pub(super) fn leaving(&mut self, op: usize, bytes: Span) {
+        if self.job.wants_checksum()
+            && let Some(op) = self.ops.get_mut(op)
+        {
+            op.crc = raw::checksum(op.crc, bytes);
+        }
     }
 
     /// Gives every operation its result. `error` overrides them all.
@@ -300,6 +312,7 @@ impl Run {
             ops,
             payload: u32::try_from(payload).expect("at most a chunk"),
             has_generation,
+            end: 0,
         })
     }
 
@@ -429,4 +442,4 @@ impl WorkQueue {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -54,7 +54,7 @@ impl Conn {
             return self.finish_copied(admitted);
         }
         for span in places {
-            self.out.push_memory(*span);
+            self.out.push_memory(*span, 0);
         }
         self.out.push_mark();
         let trailer = admitted.has_checks().then(|| {

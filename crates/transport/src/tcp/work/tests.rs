@@ -21,7 +21,7 @@ fn local(addr: usize, len: u64) -> LocalSlice {
     unsafe { LocalSlice::from_raw(addr, len) }
 }
 
-fn job(lens: &[u64], deadline: Duration) -> Arc<Job> {
+pub(in crate::tcp) fn job(lens: &[u64], deadline: Duration) -> Arc<Job> {
     let mut at = 0;
     let pieces = lens.iter().enumerate().map(|(index, len)| {
         let remote = RemoteSlice {
