@@ -48,20 +48,18 @@ struct Term {
 impl Lease {
     fn new(object: ObjectRef, grant: Grant, now: Instant) -> Self {
         let term = Term {
-            until: grant.sent,
-            renew_at: grant.sent,
+            until: grant.until(),
+            renew_at: grant.renew_at(),
             used: now,
             reading: 0,
             over: false,
             renewing: false,
         };
-        let lease = Self {
+        Self {
             object,
             term: Mutex::new(term),
             kept: AtomicBool::new(false),
-        };
-        lease.renewed(grant);
-        lease
+        }
     }
 
     pub(crate) fn object(&self) -> &ObjectRef {

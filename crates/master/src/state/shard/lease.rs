@@ -13,6 +13,8 @@
 //! A client that probes and then opens a session needs the probe's lease no longer. If nobody else rests on
 //! the common lease, the session takes its place, so that all of it is given back at the session's end.
 
+use hashbrown::hash_map::Entry;
+
 use layercake_protocol::error::Refusal;
 use layercake_protocol::ids::{ClientId, Generation};
 
@@ -144,15 +146,16 @@ impl Shard {
         entry.first_probe = NO_PROBE;
         entry.flags |= HAS_READERS;
         let reader = Reader { client, until };
-        match self.readers.get_mut(&slot) {
-            None => {
-                let more = Vec::new();
-                let first = reader;
-                self.readers.insert(slot, Readers { first, more });
+        match self.readers.entry(slot) {
+            Entry::Vacant(none) => {
+                none.insert(Readers {
+                    first: reader,
+                    more: Vec::new(),
+                });
             }
-            Some(readers) => match readers.find(client) {
+            Entry::Occupied(mut readers) => match readers.get_mut().find(client) {
                 Some(known) => known.until = known.until.max(until),
-                None => readers.more.push(reader),
+                None => readers.into_mut().more.push(reader),
             },
         }
         self.renew_pin(now, slot);
