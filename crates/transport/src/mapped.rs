@@ -14,7 +14,7 @@ use crate::batch::Direction;
 use crate::error::Refusal;
 use crate::job::Job;
 use crate::memory::{are_at, raise_to, settle, warm_tags};
-use crate::racy::{Copies, Source, Target, fence_after, fence_before};
+use crate::racy::{Copies, Source, Target, fence_after, fence_before, prefetch};
 
 /// The most parts that are checked together. On the stack: a unit asks for no memory.
 pub(crate) const TOGETHER: usize = 32;
@@ -69,6 +69,10 @@ impl MappedCopy {
     /// Moves them, in order. Their checksums, where wanted, else 0; refused are those whose tags are not what they have
     /// to be, before or after.
     pub(crate) fn run(&self, parts: &[MappedPart<'_>]) -> Few<Result<u32, Refusal>> {
+        // The first is fetched while its tags are waited for, the others while the one before moves.
+        if let Some(first) = parts.first() {
+            prefetch(first.source);
+        }
         let tagged = Tagged::of(parts);
         let mut moved: Few<Result<u32, Refusal>> = parts.iter().map(|_| Ok(0)).collect();
         let before = match self.direction {

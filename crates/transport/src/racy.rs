@@ -165,7 +165,7 @@ pub(crate) fn fence_after() {
 }
 
 /// Has the processor fetch the first bytes: once a copy has come so far, it follows by itself.
-fn prefetch(source: Source<'_>) {
+pub(crate) fn prefetch(source: Source<'_>) {
     const AHEAD: usize = 1024;
     const LINE: usize = 64;
     for offset in (0..source.len.min(AHEAD)).step_by(LINE) {
