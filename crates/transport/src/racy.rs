@@ -152,9 +152,10 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Loads made before this call come before every byte of a copy that follows.
+/// Loads made before this call come before every byte of a copy that follows, and stores made before it, such as claims,
+/// before every byte that the copy writes.
 pub(crate) fn fence_before() {
-    fence(Ordering::Acquire);
+    fence(Ordering::AcqRel);
 }
 
 /// Every byte that a copy before this call has read comes before loads that follow, and every byte it
@@ -269,11 +270,18 @@ impl Copies {
 
 impl Drop for Copies {
     fn drop(&mut self) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
         if self.past_cache {
-            // SAFETY: every processor of this kind has it; it moves nothing.
-            unsafe { std::arch::asm!("sfence", options(nostack, preserves_flags)) };
+            order_stores_past_cache();
         }
+    }
+}
+
+/// Elsewhere no stores go past the cache.
+fn order_stores_past_cache() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: every processor of this kind has it; it moves nothing.
+    unsafe {
+        std::arch::asm!("sfence", options(nostack, preserves_flags));
     }
 }
 
