@@ -7,6 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use layercake_protocol::ids::{EngineId, MemoryKind};
@@ -176,7 +177,7 @@ impl Engine {
     /// As [`submit`](Self::submit), by a thread that waits for this transfer next, and for nothing else. Where bytes are
     /// merely copied it moves up to a megabyte by itself, at once: to wake another thread for them takes longer.
     pub fn submit_awaited(&self, batch: Batch) -> Transfer {
-        self.start_moving(batch, None, Caller::Waits)
+        self.start_moving(batch, None, Caller::Waits(thread::current().id()))
     }
 
     /// As [`submit`](Self::submit), and keeps something until no byte of the batch moves any more: for who must know that also

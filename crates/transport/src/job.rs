@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -56,8 +57,8 @@ pub(crate) enum PieceSet {
 pub(crate) enum Caller {
     /// Something else: it may be one of an async runtime.
     GoesOn,
-    /// It waits for the batch.
-    Waits,
+    /// This one waits for the batch. Others, on which a batch begins that had to wait for its peer first, have more to do.
+    Waits(ThreadId),
 }
 
 pub(crate) struct Job {

@@ -225,7 +225,7 @@ impl PeerEngine {
     }
 
     /// Moves, and returns when every byte has arrived or failed. Memory that was registered anew since
-    /// the peer was last asked is found. The thread that polls this waits for nothing else.
+    /// the peer was last asked is found.
     pub(crate) async fn transfer(
         &self,
         name: &str,
@@ -234,7 +234,14 @@ impl PeerEngine {
         deadline: Option<Duration>,
     ) -> Result<u64, PeerError> {
         let start = Instant::now();
-        let submit = |batch| self.engine().engine().submit_awaited(batch);
+        let submit = |batch| {
+            let engine = self.engine().engine();
+            // Only a thread that blocks on this waits for nothing else: that of a task has other tasks.
+            match tokio::task::try_id() {
+                None => engine.submit_awaited(batch),
+                Some(_) => engine.submit(batch),
+            }
+        };
         let batch_of_all = self.batch(name, direction, moves, deadline).await?;
         let submitted = Submitted::new(batch_of_all, submit);
         let outcome = submitted.transfer.clone().await;

@@ -5,10 +5,12 @@
 //! split or queued, so none of what [`super::run`] keeps for that is needed; what a batch comes to is the same.
 //!
 //! The submitting thread may be one of an async runtime, so it is kept for no longer than a unit takes to copy, unless it
-//! waits for the batch in any case: until another thread is awake, it has copied a megabyte by itself. Where the mover says that there is more to do, such as to bring in pages that were never touched, a batch of any size is
-//! left to the copy threads.
+//! waits for the batch in any case: until another thread is awake, it has copied a megabyte by itself. Where the mover
+//! says that there is more to do, such as to bring in pages that were never touched, a batch of any size is left to the
+//! copy threads.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use super::cut::{Part, UNIT_BYTES, UNIT_PARTS};
@@ -21,8 +23,8 @@ use crate::transfer::PieceDone;
 /// The most bytes of a batch that counts as small, and the most pieces.
 fn limits(job: &Job) -> (u64, usize) {
     match job.caller() {
-        Caller::GoesOn => (UNIT_BYTES, UNIT_PARTS),
-        Caller::Waits => (4 * UNIT_BYTES, UNIT_PARTS),
+        Caller::Waits(thread) if thread == thread::current().id() => (4 * UNIT_BYTES, UNIT_PARTS),
+        Caller::Waits(_) | Caller::GoesOn => (UNIT_BYTES, UNIT_PARTS),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Batches that the thread that submits them moves.
 
+use std::thread;
+
 use super::*;
 
 #[test]
@@ -58,8 +60,12 @@ fn who_waits_moves_more_by_itself() {
         PieceRun::start(Arc::clone(&job), PieceSet::All, mover, &pool);
         job.outcome().pieces
     };
-    assert_eq!(start(Caller::Waits), sums);
+    let here = thread::current().id();
+    assert_eq!(start(Caller::Waits(here)), sums);
     assert_eq!(start(Caller::GoesOn), [Err(PieceError::ShutDown); 2]);
+    // A thread on which the batch merely begins is not the one that waits.
+    let elsewhere = thread::scope(|scope| scope.spawn(|| start(Caller::Waits(here))).join());
+    assert_eq!(elsewhere.unwrap(), [Err(PieceError::ShutDown); 2]);
 }
 
 #[test]
