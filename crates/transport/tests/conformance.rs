@@ -75,6 +75,7 @@ suite! {
         small_transfers_of_many_threads_do_not_mix,
         the_outcome_and_the_counters_name_the_transport,
         a_refused_piece_leaves_its_neighbours_alone,
+        results_of_a_long_batch_are_those_of_its_pieces,
         a_late_writer_is_refused_and_a_reader_of_a_reused_place_too,
         a_fenced_place_refuses_earlier_generations,
         a_piece_that_another_of_its_batch_overtakes_does_not_land_behind_it,

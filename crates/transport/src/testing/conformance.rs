@@ -72,6 +72,10 @@ pub const CASES: &[Case] = &[
         failures::a_refused_piece_leaves_its_neighbours_alone,
     ),
     (
+        "results_of_a_long_batch_are_those_of_its_pieces",
+        failures::results_of_a_long_batch_are_those_of_its_pieces,
+    ),
+    (
         "a_late_writer_is_refused_and_a_reader_of_a_reused_place_too",
         failures::a_late_writer_is_refused_and_a_reader_of_a_reused_place_too,
     ),

@@ -9,6 +9,7 @@ use crate::config::TransportKind;
 use crate::error::{PieceError, Refusal};
 use crate::memory::Access;
 use crate::testing::pattern::{self, assert_same};
+use crate::transfer::PieceDone;
 
 use super::{Pair, place, slice, tagged};
 
@@ -197,6 +198,77 @@ pub(super) fn a_late_writer_is_refused_and_a_reader_of_a_reused_place_too(pair: 
         security,
         "a race is no attack"
     );
+}
+
+// contract: transport-4
+pub(super) fn results_of_a_long_batch_are_those_of_its_pieces(pair: &Pair) {
+    const COUNT: u64 = 150;
+    const SLOT: u64 = 4096;
+    let generations = pair.remote(COUNT * SLOT, Access::RemoteReadWrite);
+    let zeros = vec![0; generations.len().try_into().expect("small")];
+    let plain = pair
+        .far
+        .register(zeros.into(), Access::RemoteReadWrite)
+        .expect("a buffer");
+    let local = pair.local(COUNT * SLOT);
+    let mine = pattern::fill(&local, 1);
+    let later = (0..COUNT).map(|at| Piece {
+        local: slice(&local, 0, 1),
+        remote: tagged(&generations, at * SLOT + SLOT - 1, 1, 6),
+    });
+    pair.succeed(Direction::Write, later.collect());
+    // What each piece has to come to, in an order that does not repeat where parts are moved together.
+    let expected = |at: u64| match at * at % 7 {
+        0 => Err(Refusal::BadCapability),
+        1 => Err(Refusal::StaleGeneration),
+        2 if at.is_multiple_of(3) => Err(Refusal::NoTags),
+        2 => Ok(&plain),
+        _ => Ok(&generations),
+    };
+    let piece = |at: u64| {
+        let (start, len) = (at * SLOT, 300 + at);
+        let remote = match expected(at) {
+            Ok(memory) if memory.id() == plain.id() => place(memory, start, len),
+            Ok(memory) => tagged(memory, start, len, 6),
+            Err(Refusal::NoTags) => tagged(&plain, start, len, 6),
+            Err(Refusal::StaleGeneration) => tagged(&generations, start, len, 5),
+            Err(_) => RemoteSlice {
+                capability: Capability::draw(),
+                ..place(&generations, start, len)
+            },
+        };
+        let local = slice(&local, start, len);
+        Piece { local, remote }
+    };
+    for direction in [Direction::Write, Direction::Read] {
+        if direction == Direction::Read {
+            pattern::fill(&local, 2);
+        }
+        let outcome = pair.run(direction, (0..COUNT).map(piece).collect());
+        let (there, here) = (pattern::read(&generations), pattern::read(&local));
+        let plainly = pattern::read(&plain);
+        for (at, result) in (0..COUNT).zip(&outcome.pieces) {
+            let case = format!("{} of piece {at}", direction.name());
+            let bytes = usize::try_from(at * SLOT).expect("small");
+            let bytes = bytes..bytes + usize::try_from(300 + at).expect("small");
+            let sent = &mine[bytes.clone()];
+            match expected(at) {
+                Ok(memory) => {
+                    let crc32c = Some(crc32c::crc32c(sent));
+                    assert_eq!(*result, Ok(PieceDone { crc32c }), "{case}");
+                    let tags = memory.id() == generations.id();
+                    let arrived = if tags { &there } else { &plainly };
+                    assert_same(&arrived[bytes.clone()], sent, &case);
+                    assert_same(&here[bytes], sent, &case);
+                }
+                Err(refusal) => {
+                    assert_eq!(*result, Err(PieceError::Refused(refusal)), "{case}");
+                    assert!(there[bytes.clone()] != *sent && plainly[bytes.clone()] != *sent);
+                    assert_eq!(here[bytes] == *sent, direction == Direction::Write);
+                }
+            }
+        }
+    }
 }
 
 // contract: transport-6
