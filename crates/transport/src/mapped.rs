@@ -112,7 +112,6 @@ impl MappedCopy {
 }
 
 /// What the generations of some parts have to do with each other.
-#[derive(Default)]
 struct Tagged {
     any: bool,
     differ: bool,

@@ -131,7 +131,7 @@ impl PieceRun {
         pool.submit(run, units);
     }
 
-    /// About how many units it takes: no fewer, unless the pieces of a set are larger than its batch's others.
+    /// About how many units it takes, for as many threads to be woken.
     fn units(&self) -> usize {
         let (all, some) = (self.job.pieces().len().max(1), self.positions());
         let by_pieces = some.div_ceil(UNIT_PARTS);

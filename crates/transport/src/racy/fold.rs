@@ -92,8 +92,9 @@ macro_rules! fold_loop {
         ) -> u32 {
             let mut rest = [0_u8; STEP / 4];
             // SAFETY: reads and writes step through exactly `len` bytes of both ranges, then write
-            // the 32 bytes of `rest`; fetching ahead touches nothing, mapped or not. Whole vector registers are named as clobbered by their low
-            // parts; `vzeroupper` leaves none of the upper parts in use.
+            // the 32 bytes of `rest`; fetching ahead touches nothing, mapped or not. Whole vector
+            // registers are named as clobbered by their low parts; `vzeroupper` leaves none of the
+            // upper parts in use.
             unsafe {
                 asm!(
                     "vbroadcasti128 ymm8, [{fold}]",
