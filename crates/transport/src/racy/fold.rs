@@ -99,6 +99,8 @@ macro_rules! fold_loop {
                 asm!(
                     "vbroadcasti128 ymm8, [{fold}]",
                     "vmovd xmm9, {crc:e}",
+                    concat!($ahead, " [{source} + {ahead}]"),
+                    concat!($ahead, " [{source} + {ahead} + 64]"),
                     "vmovdqu ymm0, [{source}]",
                     "vmovdqu ymm1, [{source} + 32]",
                     "vmovdqu ymm2, [{source} + 64]",

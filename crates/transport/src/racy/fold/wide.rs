@@ -48,6 +48,10 @@ macro_rules! fold_loop {
                 asm!(
                     "vbroadcasti32x4 zmm8, [{fold}]",
                     "vmovd xmm9, {crc:e}",
+                    concat!($ahead, " [{source} + {ahead}]"),
+                    concat!($ahead, " [{source} + {ahead} + 64]"),
+                    concat!($ahead, " [{source} + {ahead} + 128]"),
+                    concat!($ahead, " [{source} + {ahead} + 192]"),
                     "vmovdqu64 zmm0, [{source}]",
                     "vmovdqu64 zmm1, [{source} + 64]",
                     "vmovdqu64 zmm2, [{source} + 128]",
