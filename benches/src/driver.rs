@@ -73,9 +73,11 @@ impl Driver {
             remote,
             kind,
         };
-        // Claims every granule, so that reads with a generation find what they ask for.
+        // Claims every granule, so that reads with a generation find what they ask for. In both directions, so that
+        // connections have been used before they are measured: what a system takes for their buffers comes slowly at first.
         let all = [Scatter { from: 0, to: 0 }];
         driver.run(Direction::Write, &all, peer.len, Safety::ON)?;
+        driver.run(Direction::Read, &all, peer.len, Safety::ON)?;
         Ok(driver)
     }
 

@@ -96,6 +96,16 @@ impl Shape {
         RawSockets::connect(streams, chunk, self.answered(streams), pace)
     }
 
+    /// Uses new connections, for batches for as many bytes as a driver has moved when it was started.
+    pub(crate) fn warm(&self, raw: &mut RawSockets, data: &[u8]) -> std::io::Result<()> {
+        let mut left = if self.many { MEMORY } else { self.bytes() };
+        while left > 0 {
+            self.send(raw, data)?;
+            left = left.saturating_sub(self.bytes());
+        }
+        Ok(())
+    }
+
     pub(crate) fn send(&self, raw: &mut RawSockets, data: &[u8]) -> std::io::Result<Duration> {
         if self.many {
             raw.send(data, self.answered(streams()))

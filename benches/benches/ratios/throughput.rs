@@ -136,6 +136,9 @@ pub(crate) fn run(shapes: &[bool]) -> Result<()> {
         let mut place = Place::new()?;
         for (shape, speeds) in shapes.iter().zip(&mut speeds) {
             let mut raw = [shape.sockets(Pace::System)?, shape.sockets(Pace::None)?];
+            for raw in &mut raw {
+                shape.warm(raw, &place.source)?;
+            }
             for round in 0..ROUNDS {
                 for at in shuffled(MEASURED.len(), placement * ROUNDS + round) {
                     let (_, what) = MEASURED[at];
