@@ -87,5 +87,6 @@ suite! {
         a_dropped_handle_changes_nothing,
         a_cancelled_transfer_resolves,
         a_transfer_can_be_polled_waited_for_and_awaited,
+        a_transfer_that_its_thread_waits_for_moves_the_same_bytes,
     )
 }

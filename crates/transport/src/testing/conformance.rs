@@ -119,6 +119,10 @@ pub const CASES: &[Case] = &[
         "a_transfer_can_be_polled_waited_for_and_awaited",
         lifecycle::a_transfer_can_be_polled_waited_for_and_awaited,
     ),
+    (
+        "a_transfer_that_its_thread_waits_for_moves_the_same_bytes",
+        lifecycle::a_transfer_that_its_thread_waits_for_moves_the_same_bytes,
+    ),
 ];
 
 /// Runs one case by name.

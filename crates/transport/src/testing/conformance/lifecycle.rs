@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::batch::{Direction, Piece};
+use crate::batch::{Batch, Direction, Piece};
+use crate::config::TransportKind;
 use crate::error::{PieceError, Refusal};
 use crate::memory::Access;
 use crate::testing::eventually;
@@ -196,6 +197,40 @@ pub(super) fn a_transfer_can_be_polled_waited_for_and_awaited(pair: &Pair) {
         || matches!(poll(), Poll::Ready(outcome) if outcome.is_ok()),
     );
     assert!(woken);
+}
+
+pub(super) fn a_transfer_that_its_thread_waits_for_moves_the_same_bytes(pair: &Pair) {
+    let len = 1 << 20;
+    let remote = pair.remote(len, Access::RemoteReadWrite);
+    let local = pair.local(len);
+    let pieces = || {
+        let half = |at| Piece {
+            local: slice(&local, at, len / 2),
+            remote: place(&remote, at, len / 2),
+        };
+        vec![half(0), half(len / 2)]
+    };
+    // From here on there is nothing more to do than to copy.
+    pair.succeed(Direction::Write, pieces());
+    let sent = pattern::fill(&local, 1);
+    for direction in [Direction::Write, Direction::Read] {
+        if direction == Direction::Read {
+            pattern::fill(&local, 2);
+        }
+        let transfer = pair.near.submit_awaited(Batch {
+            peer: pair.peer(),
+            direction,
+            pieces: pieces(),
+            checksum: true,
+            deadline: None,
+        });
+        if matches!(pair.kind, TransportKind::Local | TransportKind::Shm) {
+            assert!(transfer.is_done(), "this thread has moved it");
+        }
+        assert!(transfer.wait().is_ok());
+        assert_same(&pattern::read(&remote), &sent, direction.name());
+        assert_same(&pattern::read(&local), &sent, direction.name());
+    }
 }
 
 fn waker() -> Waker {
