@@ -347,15 +347,25 @@ pub(crate) fn assert_fields(value: &Value, fields: &[(&str, u64)]) {
 
 /// Whether a process of this id is there and not just waiting to be reaped.
 pub(crate) fn alive(pid: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return false;
-    };
-    // The state stands behind the name, which ends with the last parenthesis.
-    let state = stat
-        .rsplit(')')
-        .next()
-        .and_then(|rest| rest.trim().chars().next());
+    let state = state_of(Path::new(&format!("/proc/{pid}")));
     !matches!(state, Some('Z' | 'X') | None)
+}
+
+/// Whether a process is gone or does nothing any more: all of its threads, which a signal reaches one after the other.
+pub(crate) fn stands_still(pid: u32) -> bool {
+    let Ok(mut threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return true;
+    };
+    threads.all(|thread| {
+        let state = thread.ok().and_then(|thread| state_of(&thread.path()));
+        matches!(state, Some('T' | 't' | 'Z' | 'X') | None)
+    })
+}
+
+fn state_of(thread: &Path) -> Option<char> {
+    let stat = std::fs::read_to_string(thread.join("stat")).ok()?;
+    // The state stands behind the name, which ends with the last parenthesis.
+    stat.rsplit(')').next()?.trim().chars().next()
 }
 
 /// The processes whose parent is `pid`.

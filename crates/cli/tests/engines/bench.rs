@@ -13,9 +13,11 @@ use layercake_store::{ClientConfig, StoreClient};
 use layercake_transport::{
     Deadlines, Engine as Transport, EngineConfig as TransportConfig, TransportKind, TransportSet,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
+
+use crate::common::{eventually, stands_still};
 
 /// Longest time for saves at the end, far above all deadlines.
 pub(crate) const END_WITHIN: Duration = Duration::from_mins(1);
@@ -72,6 +74,10 @@ impl Saboteur {
     fn strike(&self) {
         if !self.done.swap(true, Ordering::SeqCst) {
             kill_process(self.victim, self.signal).expect("it runs");
+            if self.victim != getpid() {
+                let victim = self.victim.as_raw_pid().unsigned_abs();
+                eventually("the signal is felt", || stands_still(victim));
+            }
         }
     }
 
