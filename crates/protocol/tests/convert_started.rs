@@ -7,6 +7,7 @@ use layercake_protocol::wire::{self, Replica};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint};
 
 #[derive(Clone, PartialEq, Message)]
 struct PutStarted {
@@ -111,8 +112,47 @@ fn gets() -> impl Strategy<Value = GetStarted> {
     )
 }
 
+/// A field of a later version, of any kind.
+fn unknown() -> impl Strategy<Value = Vec<u8>> {
+    let payload = prop_oneof![
+        any::<u64>().prop_map(|value| {
+            let mut bytes = Vec::new();
+            encode_varint(value, &mut bytes);
+            (WireType::Varint, bytes)
+        }),
+        any::<[u8; 8]>().prop_map(|bytes| (WireType::SixtyFourBit, bytes.to_vec())),
+        any::<[u8; 4]>().prop_map(|bytes| (WireType::ThirtyTwoBit, bytes.to_vec())),
+        vec(any::<u8>(), 0..20).prop_map(|content| {
+            let mut bytes = Vec::new();
+            encode_varint(content.len() as u64, &mut bytes);
+            bytes.extend(content);
+            (WireType::LengthDelimited, bytes)
+        }),
+        gets().prop_map(|inside| (WireType::StartGroup, inside.encode_to_vec())),
+    ];
+    (9..40_u32, payload).prop_map(|(field, (kind, payload))| {
+        let mut bytes = Vec::new();
+        encode_key(field, kind, &mut bytes);
+        bytes.extend(payload);
+        if kind == WireType::StartGroup {
+            encode_key(field, WireType::EndGroup, &mut bytes);
+        }
+        bytes
+    })
+}
+
+/// What a peer of any version may send: fields given once or several times, known or not, in any order.
+fn parts() -> impl Strategy<Value = Vec<u8>> {
+    let part = prop_oneof![
+        2 => puts().prop_map(|put| put.encode_to_vec()),
+        2 => gets().prop_map(|got| got.encode_to_vec()),
+        3 => unknown(),
+    ];
+    vec(part, 0..5).prop_map(|parts| parts.concat())
+}
+
 /// Bytes that are fields of a message, and not always of the right type, or whole.
-fn bytes() -> impl Strategy<Value = Vec<u8>> {
+fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let field = (0..10_u8, 0..6_u8, vec(0..12_u8, 0..9));
     let field = field.prop_map(|(field, wire_type, rest)| {
         let mut bytes = vec![field << 3 | wire_type];
@@ -156,7 +196,21 @@ proptest! {
     }
 
     #[test]
-    fn whatever_arrives_means_what_generated_code_would_make_of_it(bytes in bytes()) {
+    fn what_a_later_version_sends_means_what_generated_code_would_make_of_it(bytes in parts()) {
+        let put = PutStarted::decode(bytes.as_slice()).map(wire::PutStarted::from);
+        prop_assert!(put.is_ok());
+        prop_assert_eq!(wire::PutStarted::decode(bytes.as_slice()), put);
+        let got = GetStarted::decode(bytes.as_slice()).map(wire::GetStarted::from);
+        prop_assert!(got.is_ok());
+        prop_assert_eq!(wire::GetStarted::decode(bytes.as_slice()), got);
+    }
+
+    #[test]
+    fn garbage_is_refused_where_generated_code_would(
+        before in parts(), garbage in garbage(), cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = [before, garbage].concat();
+        bytes.truncate(cut.index(bytes.len() + 1));
         let put = PutStarted::decode(bytes.as_slice()).map(wire::PutStarted::from);
         prop_assert_eq!(wire::PutStarted::decode(bytes.as_slice()).ok(), put.ok());
         let got = GetStarted::decode(bytes.as_slice()).map(wire::GetStarted::from);
