@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use self::watch::Watch;
 
 use super::answer::{Answer, Step};
-use super::frame::{FrameError, Header, Kind, MAX_OPS};
+use super::frame::{FrameError, HEADER_LEN, Header, Kind, MAX_BODY, MAX_OPS};
 use super::inbuf::{InBuf, Received};
 use super::lane::{Lane, Readiness};
 use super::link::Link;
 use super::out::{CALL_BYTES, OutQueue, Sent};
-use super::raw::Span;
+use super::raw::{MAX_SPANS, Span};
 use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
 use crate::batch::Direction;
@@ -67,8 +67,9 @@ pub(super) struct LaneState {
     spans: Vec<Span>,
 }
 
-/// Bytes that are queued ahead of the socket: so many that a call knows whether another one follows.
-const AHEAD_BYTES: usize = CALL_BYTES + 1;
+/// Bytes that are queued ahead of the socket: so many that a call, which takes that much memory and as many
+/// heads as belong to its spans, knows whether another one follows.
+const AHEAD_BYTES: usize = CALL_BYTES + MAX_SPANS / MAX_OPS * (HEADER_LEN + MAX_BODY);
 
 /// Bytes in the queue are labelled with the number of their frame and of their operation in it.
 const LABELS: u64 = MAX_OPS as u64;

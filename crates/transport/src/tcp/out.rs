@@ -50,8 +50,9 @@ pub(super) enum Sent {
     Nothing,
 }
 
-/// The most bytes that are handed over in one call; so others get their turn, and what is summed before is
-/// still in a core's cache.
+/// The most bytes of memory that are handed over in one call; so others get their turn, and what is summed
+/// before is still in a core's cache. Heads go with them uncounted: a frame of a multiple of this takes no
+/// call more for its head, whose last would be of few bytes.
 pub(super) const CALL_BYTES: usize = 512 << 10;
 
 impl OutQueue {
@@ -150,9 +151,9 @@ impl OutQueue {
         spans.clear();
         let mut skip = self.first_sent;
         let mut head = self.heads_sent;
-        let mut bytes = 0;
+        let (mut bytes, mut memory) = (0, 0);
         for part in &self.parts {
-            if spans.len() == MAX_SPANS || bytes >= CALL_BYTES {
+            if spans.len() == MAX_SPANS || memory >= CALL_BYTES {
                 break;
             }
             let span = match *part {
@@ -163,7 +164,8 @@ impl OutQueue {
                     span
                 }
                 Part::Memory(span, label) => {
-                    let span = span.part(skip, CALL_BYTES - bytes);
+                    let span = span.part(skip, CALL_BYTES - memory);
+                    memory += span.len;
                     let told = self.told.saturating_sub(bytes);
                     if told < span.len {
                         leaving(label, span.part(told, usize::MAX));
@@ -303,6 +305,7 @@ mod tests {
                 }
             }
             prop_assert!(queue.is_empty() && patches.is_empty());
+            prop_assert!(memory.iter().all(|(_, bytes)| bytes.is_empty()), "all was told of");
             drop(out);
             let mut received = Vec::new();
             back.read_to_end(&mut received).expect("open");
@@ -310,9 +313,53 @@ mod tests {
         }
     }
 
+    /// Bytes that go out in each call to a socket that takes all, and whether it says that more follows.
+    fn calls(queue: &mut OutQueue) -> Vec<(usize, bool)> {
+        let (mut calls, mut spans) = (Vec::new(), Vec::new());
+        while !queue.is_empty() {
+            let more = queue.gather(&mut spans, |_, _| {});
+            let bytes = spans.iter().map(|span| span.len).sum();
+            if bytes > 0 {
+                calls.push((bytes, more));
+                queue.advance(bytes);
+            } else {
+                queue.take_mark();
+            }
+        }
+        calls
+    }
+
+    #[test]
+    fn a_frame_takes_no_call_more_for_its_head() {
+        let payload = vec![0; 2 * CALL_BYTES];
+        let mut queue = OutQueue::default();
+        let push_frame = |queue: &mut OutQueue, label| {
+            queue.push_head(|out| out.resize(out.len() + 80, 0));
+            queue.push_memory(Span::of(&payload), label);
+        };
+        push_frame(&mut queue, 0);
+        let whole = CALL_BYTES + 80;
+        assert_eq!(calls(&mut queue), [(whole, true), (CALL_BYTES, false)]);
+        push_frame(&mut queue, 0);
+        push_frame(&mut queue, 1);
+        let first = [(whole, true), (CALL_BYTES, true)];
+        let last = [(whole, true), (CALL_BYTES, false)];
+        assert_eq!(calls(&mut queue), [first, last].concat());
+        // Of answers to reads, each is looked at once more when it was sent.
+        push_frame(&mut queue, 0);
+        queue.push_mark();
+        push_frame(&mut queue, 1);
+        queue.push_mark();
+        assert_eq!(calls(&mut queue), [first, last].concat());
+    }
+
     #[test]
     fn bytes_that_the_socket_does_not_take_at_once_are_told_of_once() {
-        let bytes: Vec<u8> = (0..3 * CALL_BYTES)
+        // Of few bytes and of many, of odd lengths, with a head before two of three.
+        let lens = (0..150).map(|n: usize| 1 + n * 7919 % 20_011);
+        let lens: Vec<usize> = lens.chain([CALL_BYTES + 12_345, 1, 3]).collect();
+        let total: usize = lens.iter().sum();
+        let bytes: Vec<u8> = (0..total)
             .map(|i| (i * 7 + i / 251).to_le_bytes()[0])
             .collect();
         let (out, mut back) = UnixStream::pair().expect("a pair");
@@ -320,31 +367,41 @@ mod tests {
         let little = SockRef::from(&out).set_send_buffer_size(64 << 10);
         little.expect("a socket");
         let mut queue = OutQueue::default();
-        queue.push_head(|out| out.push(7));
-        queue.push_memory(Span::of(&bytes), 3);
-        let (mut told, mut received) = (0, Vec::new());
+        let (mut rest, mut expected, mut sums) = (&bytes[..], Vec::new(), Vec::new());
+        for (label, len) in (0..).zip(&lens) {
+            if label % 3 > 0 {
+                let head = vec![0xaa; 1 + label % 80];
+                queue.push_head(|out| out.extend_from_slice(&head));
+                expected.extend(head);
+            }
+            let (span, behind) = rest.split_at(*len);
+            queue.push_memory(Span::of(span), label as u64);
+            expected.extend_from_slice(span);
+            sums.push(crc32c::crc32c(span));
+            rest = behind;
+        }
+        let (mut told, mut told_sums) = (0, vec![0; lens.len()]);
+        let mut received = Vec::new();
         let mut refused = 0;
         while !queue.is_empty() {
             let sent = queue.send(out.as_fd(), &mut Vec::new(), |label, span| {
-                let rest = Span::of(&bytes).part(told, usize::MAX);
-                assert_eq!((label, span.addr), (3, rest.addr));
+                let sum = &mut told_sums[usize::try_from(label).expect("small")];
+                *sum = raw::checksum(*sum, span);
                 told += span.len;
             });
-            if let Sent::Bytes { sent, full: false } = sent.expect("open") {
-                assert!(sent <= CALL_BYTES);
-            } else {
+            if !matches!(sent.expect("open"), Sent::Bytes { full: false, .. }) {
                 refused += 1;
                 let mut some = [0; 5000];
                 let n = back.read(&mut some).expect("open");
                 received.extend_from_slice(&some[..n]);
             }
-            let ahead = (told + 1) as u64 - queue.sent();
-            assert!(ahead <= CALL_BYTES as u64, "not too early");
+            let unsent = queue.unsent() - queue.unsent_heads();
+            assert!(told + unsent <= total + CALL_BYTES, "not too early");
         }
         assert!(refused > 1, "a socket takes less");
-        assert_eq!(told, bytes.len());
+        assert_eq!((told, told_sums), (total, sums));
         drop(out);
         back.read_to_end(&mut received).expect("open");
-        assert_eq!(received[1..], bytes);
+        assert_eq!(received, expected);
     }
 }
