@@ -17,6 +17,7 @@ use crate::config::TransportKind;
 use crate::endpoint::Endpoint;
 use crate::engine::Engine;
 use crate::memory::{Access, AllocateOptions, LocalSlice, Memory};
+use crate::tcp::frame::MAX_PAYLOAD;
 use crate::transfer::{Outcome, Transfer};
 
 /// Two engines, and the transport that is to carry everything between them.
@@ -183,6 +184,9 @@ impl Pair {
         );
     }
 }
+
+/// The size above which a transport splits a piece over several messages.
+const CHUNK: u64 = MAX_PAYLOAD as u64;
 
 /// A place in remote memory.
 fn place(memory: &Memory, offset: u64, len: u64) -> RemoteSlice {

@@ -4,10 +4,10 @@ use crate::batch::{Direction, Piece};
 use crate::memory::{Access, LocalSlice};
 use crate::testing::pattern::{self, assert_same};
 
-use super::{Pair, place, slice};
+use super::{CHUNK, Pair, place, slice};
 
-/// The size at which transports cut pieces.
-const CHUNK: u64 = 256 << 10;
+/// The size at which copies are cut.
+const UNIT: u64 = 256 << 10;
 
 // contract: transport-2
 pub(super) fn pieces_of_all_sizes_and_offsets_are_bit_exact(pair: &Pair) {
@@ -19,7 +19,7 @@ pub(super) fn pieces_of_all_sizes_and_offsets_are_bit_exact(pair: &Pair) {
         (4096, 4095),
         (4097, 4096),
     ];
-    for k in 1..=4 {
+    for around in [UNIT, CHUNK, 2 * CHUNK, 3 * CHUNK] {
         for (delta, offset) in [
             (-7_i64, 0_u64),
             (-1, 5),
@@ -28,13 +28,10 @@ pub(super) fn pieces_of_all_sizes_and_offsets_are_bit_exact(pair: &Pair) {
             (1, 1),
             (7, 4093),
         ] {
-            cases.push((
-                (k * CHUNK).checked_add_signed(delta).expect("positive"),
-                offset,
-            ));
+            cases.push((around.checked_add_signed(delta).expect("positive"), offset));
         }
     }
-    let len = 5 * CHUNK;
+    let len = 3 * CHUNK + UNIT;
     let remote = pair.remote(len, Access::RemoteReadWrite);
     let local = pair.local(len);
     for (number, (size, offset)) in (0_u64..).zip(cases) {
@@ -46,16 +43,23 @@ pub(super) fn pieces_of_all_sizes_and_offsets_are_bit_exact(pair: &Pair) {
             local: slice(&local, from, size),
             remote: place(&remote, offset, size),
         };
-        pair.succeed(Direction::Write, vec![piece()]);
+        let moved = &mine[at(from)..at(from + size)];
+        let sum = Ok(Some(crc32c::crc32c(moved)));
+        let check = |direction: Direction| {
+            let outcome = pair.run(direction, vec![piece()]);
+            let crc = outcome.pieces[0].map(|done| done.crc32c);
+            assert_eq!(crc, sum, "{} of {size} bytes", direction.name());
+        };
+        check(Direction::Write);
         let mut expected = theirs;
-        expected[at(offset)..at(offset + size)].copy_from_slice(&mine[at(from)..at(from + size)]);
+        expected[at(offset)..at(offset + size)].copy_from_slice(moved);
         assert_same(
             &pattern::read(&remote),
             &expected,
             "remote memory after a write",
         );
         let other = pattern::fill(&local, 1_000_000 + number);
-        pair.succeed(Direction::Read, vec![piece()]);
+        check(Direction::Read);
         let mut back = other;
         back[at(from)..at(from + size)].copy_from_slice(&expected[at(offset)..at(offset + size)]);
         assert_same(&pattern::read(&local), &back, "local memory after a read");
@@ -130,6 +134,7 @@ pub(super) fn checksums_are_those_of_the_bytes(pair: &Pair) {
         (3, 4096),
         (CHUNK - 1, CHUNK + 2),
         (5, 2 * CHUNK),
+        (6, 2 * CHUNK + 1),
     ];
     let pieces = || {
         parts

@@ -11,7 +11,7 @@ use crate::memory::Access;
 use crate::testing::pattern::{self, assert_same};
 use crate::transfer::PieceDone;
 
-use super::{Pair, place, slice, tagged};
+use super::{CHUNK, Pair, place, slice, tagged};
 
 // contract: transport-4, transport-5
 #[expect(clippy::too_many_lines, reason = "a table and what is made of it")]
@@ -334,8 +334,8 @@ pub(super) fn a_fenced_place_refuses_earlier_generations(pair: &Pair) {
 }
 
 pub(super) fn a_stale_part_fails_the_whole_piece(pair: &Pair) {
-    // Larger than any chunk, and only its last granule belongs to somebody later.
-    let len = 1 << 20;
+    // Split by whoever splits, and only its last granule belongs to somebody later.
+    let len = 3 * CHUNK + 1;
     let remote = pair.remote(len, Access::RemoteReadWrite);
     let local = pair.local(len);
     remote.fence(len - 1, 1, Generation(9)).expect("tagged");
