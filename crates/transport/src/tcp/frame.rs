@@ -11,10 +11,11 @@
 //! | data | owner | one status per operation, unless all are fine | the bytes of those that are fine, then one status per operation again if the header says so |
 //! | ping, pong | either | | |
 //!
-//! The initiator numbers its frames; the owner answers each one, in order, with the same number. A
-//! region is named once per frame with its capability; operations name it by its place in that list.
-//! What comes from the network is suspected: counts and lengths are capped here, before anything is
-//! allocated or waited for.
+//! The initiator numbers its frames; the owner answers each one, in order, with the same number. It
+//! answers a write only behind the last byte of its payload, refused bytes included: an answer before
+//! all of that was sent ends the connection as malformed. A region is named once per frame with its
+//! capability; operations name it by its place in that list. What comes from the network is suspected:
+//! counts and lengths are capped here, before anything is allocated or waited for.
 
 use layercake_protocol::ids::{Capability, Generation, RegionId};
 use thiserror::Error;
