@@ -205,7 +205,9 @@ pub struct EngineConfig {
     pub io_threads: NonZero<u8>,
     /// Threads that copy memory. Default: half of the cores, between 1 and 8.
     pub copy_threads: NonZero<u8>,
-    /// Bytes in flight per TCP connection. Default 4 MiB, at least 64 KiB.
+    /// Bytes in flight per TCP connection. Default 4 MiB, at least 64 KiB. Bytes go out in frames of up
+    /// to 1 MiB: the window and up to one frame more may be in flight, and with a window of up to 1 MiB a
+    /// connection waits for the peer after every such frame.
     pub window_bytes: u64,
     /// TCP connections that peers may have open to this engine at once; further ones are closed as soon
     /// as they are accepted, and counted. Default 16,384; the process's limit of descriptors may be lower.
@@ -255,7 +257,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// The smallest window: below it a connection would wait for the peer after every piece.
+/// The smallest window: below it a connection would wait for the peer after every small piece.
 pub(crate) const MIN_WINDOW_BYTES: u64 = 64 << 10;
 
 impl EngineConfig {

@@ -77,7 +77,7 @@ settings! {
         transports: TransportSet = "local,shm,tcp", env "LAYERCAKE_TRANSPORTS";
         /// TCP connections to each peer
         lanes: NonZero<u8> = "2";
-        /// Bytes in flight on each TCP connection
+        /// Bytes in flight on each TCP connection, and up to a frame of 1 MiB more; up to 1 MiB it waits for the peer after every such frame
         window: ByteSize = "4MiB";
         /// Threads that copy memory; none: by the number of cores
         copy_threads: Option<NonZero<u8>> = "none";

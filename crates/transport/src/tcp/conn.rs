@@ -92,7 +92,7 @@ pub(super) struct Conn {
 const MAX_REPLIES: usize = 64;
 
 /// Bytes of answers, without the data of reads, that may wait to be sent.
-const MAX_UNSENT_HEADS: usize = 256 << 10;
+pub(super) const MAX_UNSENT_HEADS: usize = 256 << 10;
 
 /// Bytes that are moved in one turn before others get theirs.
 const TURN_BYTES: usize = 4 << 20;

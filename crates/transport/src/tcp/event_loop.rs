@@ -429,7 +429,9 @@ impl EventLoop {
         self.context.registry.reap();
         let mut idle = Vec::new();
         for lane in self.lanes.values() {
-            lane.tick(now, forgive);
+            if lane.tick(now, forgive) {
+                self.again.push(lane.token());
+            }
             if !lane.is_busy() && lane.peer().try_retire() {
                 idle.push(Arc::clone(lane.peer()));
             }
@@ -455,7 +457,10 @@ impl EventLoop {
                 });
                 let stalled = match conn.run(now, &mut self.scratch) {
                     Ok(_) if conn.is_overdue(now, deadlines) => Closed::Stalled,
-                    Ok(_) => continue,
+                    Ok(more) => {
+                        self.again.extend(more.then_some(*token));
+                        continue;
+                    }
                     Err(closed) => closed,
                 };
                 overdue.push((*token, stalled));

@@ -157,8 +157,9 @@ impl Lane {
         self.drive(state, now, TURN_BYTES, Driver::Loop)
     }
 
-    /// Looks after deadlines. `forgive` says that this process itself stood still.
-    pub(super) fn tick(&self, now: Instant, forgive: bool) {
+    /// Looks after deadlines. `forgive` says that this process itself stood still. Returns whether there
+    /// is more to do at once.
+    pub(super) fn tick(&self, now: Instant, forgive: bool) -> bool {
         let mut settled = Settled {
             stopped: self.peer.expired(now),
             ..Settled::default()
@@ -168,6 +169,7 @@ impl Lane {
         if forgive {
             state.forgive(now);
         }
+        let mut more = false;
         if state.overdue(now, progress).is_some() {
             // What has come meanwhile counts before the verdict.
             state.note(Readiness {
@@ -175,7 +177,7 @@ impl Lane {
                 writable: true,
                 closed: false,
             });
-            self.run(&mut state, now, TURN_BYTES, &mut settled);
+            more = self.run(&mut state, now, TURN_BYTES, &mut settled);
             if let Some(error) = state.overdue(now, progress) {
                 state.fail(error, &mut settled);
             }
@@ -184,6 +186,7 @@ impl Lane {
         self.publish(&state);
         drop(state);
         self.settle(settled);
+        more
     }
 
     /// Has a thread that waits for this job lead; if it can't, the event loop looks after the job.

@@ -3,6 +3,7 @@
 //! The owner answers frames in order, so the frames in flight are a queue and an answer always
 //! belongs to the first one. A number in each frame proves it.
 
+mod pings;
 mod watch;
 
 use std::collections::VecDeque;
@@ -10,6 +11,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
+use self::pings::Pings;
 use self::watch::Watch;
 
 use super::answer::{Answer, Step};
@@ -18,7 +20,7 @@ use super::inbuf::{InBuf, Received};
 use super::lane::{Lane, Readiness};
 use super::link::Link;
 use super::out::{CALL_BYTES, OutQueue, Sent};
-use super::raw::{MAX_SPANS, Span};
+use super::raw::{self, MAX_SPANS, Span};
 use super::work::{Frame, FrameOp, Next, Run, WireScratch};
 use crate::backend::Context;
 use crate::batch::Direction;
@@ -57,6 +59,9 @@ pub(super) struct LaneState {
     in_flight: u64,
     next_seq: u64,
     last_progress: Instant,
+    /// Bytes of this connection, as far as frames go, that the peer's system was last seen to have.
+    taken: u64,
+    pings: Pings,
     readable: bool,
     writable: bool,
     /// The peer closed its side: read until the end.
@@ -88,6 +93,8 @@ impl LaneState {
             in_flight: 0,
             next_seq: 0,
             last_progress: Instant::now(),
+            taken: 0,
+            pings: Pings::default(),
             readable: false,
             writable: false,
             hung_up: false,
@@ -129,13 +136,14 @@ impl LaneState {
     }
 
     /// Why the lane has to be given up, if so.
-    pub(super) fn overdue(&self, now: Instant, progress: Duration) -> Option<PieceError> {
+    pub(super) fn overdue(&mut self, now: Instant, progress: Duration) -> Option<PieceError> {
         if let Some(until) = self.link.until() {
             return (now >= until).then_some(PieceError::Unreachable);
         }
         if !self.is_busy() {
             return None;
         }
+        self.see_what_is_taken(now);
         if now.saturating_duration_since(self.last_progress) >= progress {
             return Some(PieceError::Stalled);
         }
@@ -144,6 +152,29 @@ impl LaneState {
         // deadline, as its documentation says. One that only trickles may not go on for ever.
         let late = |frame: &Frame| now >= frame.job.deadline() + progress;
         self.frames.iter().any(late).then_some(PieceError::Timeout)
+    }
+
+    /// A peer on a slow link moves as long as its system takes bytes: this one's may have taken all there
+    /// are at once, and an answer comes only behind a whole frame.
+    fn see_what_is_taken(&mut self, now: Instant) {
+        let Some(stream) = self.link.up() else {
+            return;
+        };
+        // Where the system can't tell, bytes that it takes and what comes in must do.
+        let Ok(waiting) = raw::unacknowledged(stream.as_fd()) else {
+            return;
+        };
+        let taken = self.out.sent().saturating_sub(waiting);
+        let taken = taken.min(self.end_of_frames());
+        if taken > self.taken {
+            self.taken = taken;
+            self.last_progress = now;
+        }
+    }
+
+    /// Where the bytes of the frames in flight end. Pongs behind them are none of their progress.
+    fn end_of_frames(&self) -> u64 {
+        self.frames.back().map_or(u64::MAX, |frame| frame.end)
     }
 
     /// Goes down. What was in flight is lost. The socket is closed when this returns.
@@ -230,6 +261,8 @@ impl LaneState {
         self.writable = true;
         self.hung_up = false;
         self.next_seq = 0;
+        self.taken = 0;
+        self.pings = Pings::default();
         self.watch = Watch::new();
         self.last_progress = now;
         let until = now + context.config.deadlines.connect;
@@ -285,7 +318,9 @@ impl LaneState {
         if let Some(frame) = self.frames.back() {
             frame.job.add_copy_time(begun.elapsed());
         }
-        self.last_progress = now;
+        if self.out.sent() - (sent as u64) < self.end_of_frames() {
+            self.last_progress = now;
+        }
         Ok(sent)
     }
 
@@ -350,7 +385,7 @@ impl LaneState {
         let Some(stream) = self.link.up() else {
             return Ok(0);
         };
-        if !self.readable {
+        if !self.readable || self.pings.wait(self.out.sent()) {
             return Ok(0);
         }
         self.spans.clear();
@@ -375,7 +410,6 @@ impl LaneState {
             }
             Received::End => return Err(PieceError::PeerGone),
         };
-        self.last_progress = now;
         if let Some(frame) = self.frames.front_mut() {
             self.answer.advance(placed, frame);
             frame.job.add_copy_time(begun.elapsed());
@@ -385,6 +419,9 @@ impl LaneState {
             context.stats.add_malformed();
             PieceError::Protocol
         })?;
+        if self.pings.leave_some_of(placed + buffered) {
+            self.last_progress = now;
+        }
         Ok(placed + buffered)
     }
 
@@ -418,6 +455,7 @@ impl LaneState {
                         payload: 0,
                     };
                     self.out.push_head(|out| pong.encode(out));
+                    self.pings.add(self.out.sent() + self.out.unsent() as u64);
                 }
             }
         }

@@ -104,6 +104,17 @@ pub(super) fn receive(socket: BorrowedFd<'_>, spans: &[Span]) -> io::Result<usiz
     }
 }
 
+/// Bytes that the socket took and that the peer's system has not acknowledged yet.
+pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: the call writes one integer of this type, to a place that outlives it.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(waiting).unwrap_or_default())
+}
+
 /// Copies bytes that came together with a header to where they belong; both have one length.
 pub(super) fn place(bytes: &[u8], to: Span) {
     // SAFETY: mapped and writable for the call (the module's invariant).
