@@ -91,10 +91,10 @@ macro_rules! fold_loop {
             ahead: usize,
         ) -> u32 {
             let mut rest = [0_u8; STEP / 4];
+            // Whole vector registers are named as clobbered by their low parts; `vzeroupper` leaves none of
+            // the upper parts in use.
             // SAFETY: reads and writes step through exactly `len` bytes of both ranges, then write
-            // the 32 bytes of `rest`; fetching ahead touches nothing, mapped or not. Whole vector
-            // registers are named as clobbered by their low parts; `vzeroupper` leaves none of the
-            // upper parts in use.
+            // the 32 bytes of `rest`; fetching ahead touches nothing, mapped or not.
             unsafe {
                 asm!(
                     "vbroadcasti128 ymm8, [{fold}]",
